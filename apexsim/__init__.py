@@ -1,0 +1,1 @@
+"""ApexSim: replay real speculative-decoding traces, exactly, under any policy."""

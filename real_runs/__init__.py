@@ -1,0 +1,1 @@
+"""Runs on a real engine: recording trace bundles from vLLM."""
