@@ -48,7 +48,9 @@ REQUESTS: tuple[Column, ...] = (
     Column("finish_reason", pl.String, "stop, length or cut", values=FINISH_REASONS),
     Column("aligned", pl.Boolean, "all methods were recorded on the same text"),
     Column("prefill_s", pl.Float64, "seconds to the first token", nullable=True, low=0.0),
-    Column("prompt_repetition", pl.Float32, "share of prompt tokens that end a 3-gram seen before", False, True, 0.0, 1.0),
+    Column(
+        "prompt_repetition", pl.Float32, "share of prompt tokens that end a 3-gram seen before", False, True, 0.0, 1.0
+    ),
     Column("prompt_token_ids", pl.List(pl.Int32), "prompt token ids", False, True),  # type: ignore[arg-type]
 )
 

@@ -56,6 +56,11 @@ class Bundle:
         return self.positions.height > 0
 
     @property
+    def signals(self) -> set[str]:
+        """What the trace records, by column name of the schema without the method: what a policy may need."""
+        return {"accepted", "drafted"} | {column.split(".")[0] for column in self.positions.columns}
+
+    @property
     def digest(self) -> str:
         """SHA-256 over ``meta.json``, which holds the checksums of the tables: it identifies the whole bundle."""
         return hashlib.sha256(_render(self.meta)).hexdigest()

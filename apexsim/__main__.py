@@ -1,0 +1,5 @@
+"""``python -m apexsim``."""
+
+from apexsim.cli import main
+
+main()

@@ -1,0 +1,54 @@
+"""``apexsim bench``."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from apexsim.cli.output import Json, Quiet, names, note, print_json, print_table
+from apexsim.errors import UsageError, choices
+
+PARTS = ("replay", "oracle", "import")
+
+
+def bench(
+    bundle: Annotated[str, typer.Argument(metavar="BUNDLE", help="An every-position trace.")] = "smollm2-cpu",
+    only: Annotated[str | None, typer.Option(help=f"Comma-separated parts: {','.join(PARTS)}.")] = None,
+    cost_profile: Annotated[
+        str | None, typer.Option(help="Shipped name or JSON file; default: the trace's own.")
+    ] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure this project's speed against its own plain-Python reference, in one run.
+
+    Example: apexsim bench --only replay,oracle
+    """
+    from apexsim import bench as parts
+    from apexsim import traces
+    from apexsim.cli.compare import _profile
+
+    wanted = names(only) or list(PARTS)
+    unknown = [part for part in wanted if part not in PARTS]
+    if unknown:
+        raise UsageError(f"--only {unknown[0]!r} is unknown; allowed: {choices(PARTS)}")
+    started = time.perf_counter()
+    loaded = traces.load(bundle)
+    if not loaded.every_position:
+        raise UsageError(f"{bundle}: bench needs an every-position trace")
+    profile = _profile(loaded, cost_profile)
+    results: dict[str, dict[str, Any]] = {}
+    for part in wanted:
+        note(f"measuring {part} ...", quiet)
+        if part == "import":
+            results[part] = {"import_apexsim_s": parts.import_seconds()}
+        else:
+            results[part] = (parts.replay if part == "replay" else parts.oracle)(loaded, profile)
+    results["command"] = {"seconds": time.perf_counter() - started}
+    if as_json:
+        print_json(results)
+        return
+    lines = [(part, key, f"{value:.4g}") for part, facts in results.items() for key, value in facts.items()]
+    print_table(f"bench on {loaded.name}, {profile.name}", ("part", "figure", "value"), lines, left=2)

@@ -1,0 +1,17 @@
+"""The one objective: time in units of an autoregressive step, plus a price per wasted token."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def objective(seconds: np.ndarray, wasted: np.ndarray, step_s: float, waste_weight: float) -> np.ndarray:
+    """J = seconds / c_0 + lambda * wasted tokens, additive over blocks and requests.
+
+    Args:
+        seconds: Decode seconds, any shape.
+        wasted: Draft tokens paid for and not emitted, same shape.
+        step_s: c_0, seconds of one autoregressive step (one constant per bundle and cost profile).
+        waste_weight: lambda, autoregressive steps per wasted token.
+    """
+    return np.asarray(seconds / step_s + waste_weight * wasted)

@@ -1,0 +1,69 @@
+"""Rules that move the depth by the last outcome alone."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from apexsim.features import FEATURES
+from apexsim.protocol import ActionSpace, Outcome, Policy
+from policies import Context, register
+
+START_DEPTH = 5
+REMAINING = FEATURES.index("remaining_tokens")
+
+
+class HfHeuristic:
+    """Hugging Face transformers' ``heuristic`` schedule (``num_assistant_tokens_schedule``).
+
+    After a block whose whole draft was accepted the depth grows by 2, else it falls by 1, to 1 at least; it starts at 5.
+    A depth only partly drafted counts as fully accepted only when accepted == k; nothing drafted leaves k unchanged.
+    ``heuristic`` keeps the depth from one request to the next, ``heuristic_transient`` starts each at 5. A draft is never
+    asked to be longer than the tokens the request may still emit. Where the source is silent: the depth submitted is the
+    deepest selected depth that is not deeper than the rule's.
+
+    Args:
+        space: The actions.
+        method: Which drafter.
+        transient: Forget the depth when a request ends.
+    """
+
+    scope = "depth"
+
+    def __init__(self, space: ActionSpace, method: str, transient: bool) -> None:
+        self.methods: tuple[str, ...] = (method,)
+        self.persistent = not transient
+        self.depths = np.array(space.depths)
+        self.first_action = space.index(method, space.depths[0])
+        self.depth = np.empty(0, dtype=np.int64)  # by slot, as the rule has it
+        self.carried = START_DEPTH
+
+    def reset(self, slots: np.ndarray) -> None:
+        if slots.size and slots.max() >= self.depth.size:
+            grown = np.full(int(slots.max()) + 1, START_DEPTH)
+            grown[: self.depth.size] = self.depth
+            self.depth = grown
+        self.depth[slots] = self.carried
+
+    def act(self, obs: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        remaining = obs[:, REMAINING]
+        wanted = np.where(remaining >= 0, np.minimum(self.depth[slots], remaining), self.depth[slots])
+        deepest = np.searchsorted(self.depths, wanted, side="right") - 1
+        return np.asarray(self.first_action + np.maximum(deepest, 0), dtype=np.int64)
+
+    def update(self, slots: np.ndarray, actions: np.ndarray, outcome: Outcome) -> None:
+        depth = self.depth[slots]
+        full = outcome.accepted == outcome.depth
+        moved = np.where(full, depth + 2, np.maximum(depth - 1, 1))
+        self.depth[slots] = np.where(outcome.drafted == 0, depth, moved)
+        if self.persistent:
+            self.carried = int(self.depth[slots[-1]])
+
+
+def _register(name: str, transient: bool) -> None:
+    @register(name, family="heuristics", source="Hugging Face transformers, assisted generation")
+    def build(context: Context, args: tuple[str, ...]) -> Policy:
+        return HfHeuristic(context.space, context.one_method(name, args), transient)
+
+
+_register("hf-heuristic", transient=False)
+_register("hf-heuristic-transient", transient=True)
