@@ -60,7 +60,7 @@ class HfHeuristic:
 
 
 def _register(name: str, transient: bool) -> None:
-    @register(name, family="heuristics", source="Hugging Face transformers, assisted generation")
+    @register(name, family="heuristics", signals=("accepted",), source="Hugging Face transformers, assisted generation")
     def build(context: Context, args: tuple[str, ...]) -> Policy:
         return HfHeuristic(context.space, context.one_method(name, args), transient)
 
