@@ -12,21 +12,29 @@ from pathlib import Path
 from apexsim.errors import UsageError
 
 
+def check_replaceable(target: Path, marker: str) -> None:
+    """Refuses to write over anything but an empty directory or an earlier output of the same kind, which holds ``marker``.
+
+    Raises:
+        UsageError: ``target`` exists and is something else.
+    """
+    if target.exists() and (not target.is_dir() or (any(target.iterdir()) and not (target / marker).is_file())):
+        raise UsageError(f"{target}: exists and is not an earlier output (no {marker} in it); choose another --out")
+
+
 @contextmanager
 def atomic_directory(target: Path, marker: str) -> Iterator[Path]:
     """Yields a scratch directory beside ``target`` that takes its place when the block ends without an error.
 
     Args:
-        target: The directory to make. One that exists is replaced only if it is empty or holds ``marker``, a file of
-            an earlier output of the same kind.
-        marker: Name of the file that tells such an output.
+        target: The directory to make; see ``check_replaceable``.
+        marker: Name of the file that tells an earlier output.
 
     Raises:
         UsageError: ``target`` exists and is something else.
     """
     target = target.absolute()
-    if target.exists() and (not target.is_dir() or (any(target.iterdir()) and not (target / marker).is_file())):
-        raise UsageError(f"{target}: exists and is not an earlier output (no {marker} in it); choose another --out")
+    check_replaceable(target, marker)
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     scratch.chmod(0o755)

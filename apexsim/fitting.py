@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 from scipy.optimize import isotonic_regression
 
-from apexsim.cost import CostProfile, MethodCost, Table
+from apexsim.cost import CostProfile, MethodCost, Table, load_profile
 from apexsim.errors import ProfileError
 from apexsim.traces import Bundle
 
@@ -31,6 +31,13 @@ def outliers(blocks: pl.DataFrame) -> pl.Series:
     total = pl.sum_horizontal("draft_s", "verify_s", "overhead_s", ignore_nulls=False)
     flagged = total > OUTLIER_RATIO * total.median().over("run", "depth")
     return blocks.select(flagged.fill_null(False).alias("outlier"))["outlier"]
+
+
+def profile_for(bundle: Bundle, name: str | None) -> CostProfile:
+    """The profile called ``name``; None takes the trace's own: fitted to its blocks, else the one its meta names."""
+    if name is None and not bundle.blocks.height:
+        name = bundle.meta.get("default_cost_profile")
+    return fit_profile(bundle) if name is None else load_profile(name)
 
 
 def fit_profile(bundle: Bundle) -> CostProfile:

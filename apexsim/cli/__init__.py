@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from apexsim.cli import bench, collect, compare, traces
+from apexsim.cli import bench, collect, compare, policies, traces
 from apexsim.errors import ApexSimError, UsageError
 
 app = typer.Typer(
@@ -21,7 +21,7 @@ app = typer.Typer(
 )
 app.add_typer(traces.app, name="traces")
 app.command("import")(traces.import_)
-app.command("policies")(compare.policies)
+app.command("policies")(policies.policies)
 app.command("compare")(compare.compare)
 app.command("collect")(collect.collect)
 app.command("bench")(bench.bench)

@@ -28,7 +28,7 @@ def bench(
     """
     from apexsim import bench as parts
     from apexsim import traces
-    from apexsim.cli.compare import _profile
+    from apexsim.fitting import profile_for
 
     wanted = names(only) or list(PARTS)
     unknown = [part for part in wanted if part not in PARTS]
@@ -38,7 +38,7 @@ def bench(
     loaded = traces.load(bundle)
     if not loaded.every_position:
         raise UsageError(f"{bundle}: bench needs an every-position trace")
-    profile = _profile(loaded, cost_profile)
+    profile = profile_for(loaded, cost_profile)
     results: dict[str, dict[str, Any]] = {}
     for part in wanted:
         note(f"measuring {part} ...", quiet)

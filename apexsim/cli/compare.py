@@ -1,7 +1,8 @@
-"""``apexsim compare`` and ``apexsim policies``."""
+"""``apexsim compare``."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,37 +12,13 @@ from apexsim.cli.output import Json, Quiet, names, note, numbers, print_json, pr
 from apexsim.errors import PolicyError, UsageError
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from apexsim.cost import CostProfile
     from apexsim.evaluate import Entry
     from apexsim.program import Program
     from apexsim.traces import Bundle
     from policies import Context
-
-
-def policies(
-    bundle: Annotated[str | None, typer.Option("--bundle", help="Say which can be replayed on this trace.")] = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """List the registry of policies.
-
-    Example: apexsim policies --bundle smollm2-cpu
-    """
-    from apexsim import traces
-    from policies import registry
-
-    rows: list[dict[str, Any]] = [spec.summary() for spec in registry().values()]
-    if bundle is not None:
-        held = traces.load(bundle).signals
-        for row in rows:
-            row["missing"] = [signal for signal in row["signals"] if signal not in held]
-            row["replayable"] = not row["missing"]
-    if as_json:
-        print_json(rows)
-        return
-    headings = tuple(rows[0])
-    lines = [tuple(", ".join(v) if isinstance(v, list) else str(v) for v in row.values()) for row in rows]
-    print_table("Policies", headings, lines, left=len(headings))
 
 
 def compare(
@@ -70,95 +47,128 @@ def compare(
     """
     import polars as pl
 
-    from apexsim import provenance, report, traces
-    from apexsim.evaluate import Evaluation
-    from apexsim.hindsight import Hindsight
-    from apexsim.program import compile_program, select
-    from policies import Context, expand
+    from apexsim import provenance, report
+    from apexsim.files import check_replaceable
 
     if concurrency != 1:
         raise UsageError(
             f"--concurrency {concurrency}: a replay of requests that share a step is not built; allowed: 1"
         )
-    if not waste_weight >= 0 or waste_weight == float("inf"):
+    if not 0 <= waste_weight < float("inf"):
         raise UsageError(f"--waste-weight {waste_weight}: must be a finite number of at least 0")
-    rows: list[dict[str, Any]] = []
-    tables: list[pl.DataFrame] = []
-    sources, priced = [], []
-    chosen_methods, chosen_depths = names(methods), numbers(depths, "--depths")
-    for name in bundles:
-        bundle = traces.load(name)
-        profile = _profile(bundle, cost_profile)
-
-        def compiled(which: str, bundle: Bundle = bundle, profile: CostProfile = profile) -> Program:
-            chosen = select(bundle, which, workload, aligned)
-            return compile_program(bundle, profile, chosen, chosen_methods, chosen_depths)
-
-        program = compiled(split)
-        if not program.requests.height:
-            raise UsageError(f"{bundle.name}: every request selected has fewer than two output tokens")
-        known = Hindsight(program, waste_weight)
-        train = None
-        if (bundle.requests["split"] == "train").any():
-            try:
-                train = Hindsight(compiled("train"), waste_weight)
-            except UsageError:  # the workload or the aligned requests have none in the train split
-                train = None
-        context = Context(program.space, 0, train, known)
-        wanted = expand(names(policies) or [], program.space)
-        if train is None and "best-fixed" in wanted and policies == "all":
-            wanted.remove("best-fixed")
-        entries = [entry for policy in wanted for entry in _entries(policy, context, bundle, seeds)]
-        evaluation = Evaluation(program, known, split, charge_controller)
-        with progress(quiet) as bar:
-            task = bar.add_task(f"replaying {bundle.name}", total=len(entries))
-            scored = evaluation.score(entries, jobs, lambda _, bar=bar, task=task: bar.advance(task))
-            bar.update(task, description=f"scoring {bundle.name}")
-            rows += evaluation.rows(scored)
-        tables.append(evaluation.requests(scored))
-        sources.append({"name": bundle.name, "sha256": bundle.digest})
-        priced.append(profile.name)
-        for line in _notes(bundle, profile, program):
-            note(f"note: {line}", quiet)
+    choice = Choice(
+        names(policies) or [],
+        workload,
+        split,
+        names(methods),
+        numbers(depths, "--depths"),
+        aligned,
+        waste_weight,
+        cost_profile,
+        seeds,
+        jobs,
+        charge_controller,
+    )
+    check_replaceable(out, report.MARKER)
+    parts = [_replay(name, choice, quiet) for name in bundles]
+    rows = [row for part in parts for row in part.rows]
+    costs = ", ".join(dict.fromkeys(part.profile for part in parts))
     facts = {
         "argv": provenance.argv(),
         "version": provenance.version(),
         "git": provenance.git_revision(),
-        "bundles": sources,
-        "cost_profile": ", ".join(dict.fromkeys(priced)),
+        "bundles": [part.source for part in parts],
+        "cost_profile": costs,
         "waste_weight": waste_weight,
         "seed": 0,
         "created": provenance.created(),
     }
     caption = (
         f"split {split}, workload {workload or 'all'}{', aligned requests' if aligned else ''}; seeds {seeds}; "
-        f"costs {facts['cost_profile']}; batch 1; waste weight {waste_weight:g}"
+        f"costs {costs}; batch 1; waste weight {waste_weight:g}"
     )
-    results = report.write_results(out, rows, pl.concat(tables), facts, caption, ", ".join(s["name"] for s in sources))
+    title = ", ".join(part.source["name"] for part in parts)
+    requests = pl.concat([part.requests for part in parts])
+    results = report.write_results(out, rows, requests, facts, caption, title)
     if as_json:
         print_json(results)
         return
-    for source in sources:
-        mine = [row for row in rows if row["bundle"] == source["name"] and row["workload"] == "all"]
-        _print(mine, source["name"], caption)
+    for part in parts:
+        _print([row for row in part.rows if row["workload"] == "all"], part.source["name"], caption)
     note(f"tables   {out / 'results.json'}, results.parquet, requests.parquet", quiet)
     note(f"figure   {out / 'figures' / 'speed_waste.svg'}, speed_waste.png", quiet)
     note(f"report   {out / 'report.html'}", quiet)
 
 
-def _profile(bundle: Bundle, name: str | None) -> CostProfile:
-    """The profile asked for, or the trace's own: fitted to its blocks, else the one its meta names."""
-    from apexsim.cost import load_profile
-    from apexsim.fitting import fit_profile
+@dataclass(frozen=True)
+class Choice:
+    """The options of a comparison, parsed."""
 
-    if name is None and not bundle.blocks.height:
-        name = bundle.meta.get("default_cost_profile")
-    return fit_profile(bundle) if name is None else load_profile(name)
+    policies: list[str]
+    workload: str | None
+    split: str
+    methods: list[str] | None
+    depths: list[int] | None
+    aligned: bool
+    waste_weight: float
+    cost_profile: str | None
+    seeds: int
+    jobs: int
+    charge_controller: bool
+
+
+@dataclass(frozen=True)
+class Part:
+    """The comparison on one bundle."""
+
+    rows: list[dict[str, Any]]
+    requests: pl.DataFrame
+    source: dict[str, str]
+    profile: str
+
+
+def _replay(name: str, choice: Choice, quiet: bool) -> Part:
+    """Replays all policies on one bundle."""
+    from apexsim import traces
+    from apexsim.evaluate import Evaluation
+    from apexsim.fitting import profile_for
+    from apexsim.hindsight import Hindsight
+    from apexsim.program import compile_program, select
+    from policies import Context, expand
+
+    bundle = traces.load(name)
+    profile = profile_for(bundle, choice.cost_profile)
+
+    def compiled(split: str) -> Program:
+        rows = select(bundle, split, choice.workload, choice.aligned)
+        return compile_program(bundle, profile, rows, choice.methods, choice.depths)
+
+    program = compiled(choice.split)
+    if not program.requests.height:
+        raise UsageError(f"{bundle.name}: every request selected has fewer than two output tokens")
+    known = Hindsight(program, choice.waste_weight)
+    try:
+        train = Hindsight(compiled("train"), choice.waste_weight)
+    except UsageError:  # nothing selected lies in the train split: best-fixed says so if it is asked for
+        train = None
+    context = Context(program.space, 0, train, known)
+    wanted = expand(choice.policies, program.space)
+    if train is None and "all" in choice.policies:
+        wanted = [policy for policy in wanted if policy != "best-fixed"]
+    entries = [entry for policy in wanted for entry in _entries(policy, context, bundle, choice.seeds)]
+    evaluation = Evaluation(program, known, choice.split, choice.charge_controller)
+    with progress(quiet) as bar:
+        task = bar.add_task(f"replaying {bundle.name}", total=len(entries))
+        scored = evaluation.score(entries, choice.jobs, lambda _: bar.advance(task))
+        bar.update(task, description=f"scoring {bundle.name}")
+        rows = evaluation.rows(scored)
+    for line in _notes(bundle, profile, program):
+        note(f"note: {line}", quiet)
+    return Part(rows, evaluation.requests(scored), {"name": bundle.name, "sha256": bundle.digest}, profile.name)
 
 
 def _entries(name: str, context: Context, bundle: Bundle, seeds: int) -> list[Entry]:
-    from dataclasses import replace
-
+    """The policy once, or once per seed where it has randomness or memory from one request to the next."""
     from apexsim.evaluate import Entry
     from policies import build, find
 
