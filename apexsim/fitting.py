@@ -1,8 +1,9 @@
 """Fits a cost profile to the measured blocks of a bundle: medians, one outlier rule, monotone where physics is.
 
-Seconds of a part of the block (draft, verify) are taken to be f(tokens) + g(context): medians of both by alternation
-(median polish), f and g then made non-decreasing by isotonic regression, which keeps the steps of a staircase. Each batch
-size that was measured is fitted apart.
+Contexts are binned by octave (a pass over twice the context costs more, and the more so the more tokens it holds). A cell of
+(tokens, octave) with enough blocks takes its median. The rest is f(tokens) + g(octave), by median polish, plus the residual of
+the nearest measured cells; isotonic regression then makes the table non-decreasing in both, which keeps the steps of a staircase.
+Each batch size that was measured is fitted apart.
 """
 
 from __future__ import annotations
@@ -16,21 +17,28 @@ from apexsim.errors import ProfileError
 from apexsim.traces import Bundle
 
 OUTLIER_RATIO = 3.0
-"""A block is a warm-up outlier if it takes more than this many times the median block of its run and depth."""
-CONTEXT_BINS = 6
-MIN_PER_BIN = 30
-POLISH_ROUNDS = 10
+"""A block is an outlier if it takes over this many times the median of the blocks that did the same work."""
+SAME_WORK = ("method", "depth", "drafted", "batch_size", "octave")
+"""Blocks did the same work if they agree in these; the octave is that of the context length."""
+MIN_PER_CELL = 5
+ROUNDS = 10
 
 
 def outliers(blocks: pl.DataFrame) -> pl.Series:
     """Flags warm-up outliers by one rule, the same for every policy and method.
 
     Returns:
-        (n,) True where a block takes over ``OUTLIER_RATIO`` times the median of its run and depth; never without times.
+        (n,) True where a block takes over ``OUTLIER_RATIO`` times the median of ``SAME_WORK``; never without times.
     """
     total = pl.sum_horizontal("draft_s", "verify_s", "overhead_s", ignore_nulls=False)
-    flagged = total > OUTLIER_RATIO * total.median().over("run", "depth")
-    return blocks.select(flagged.fill_null(False).alias("outlier"))["outlier"]
+    frame = blocks.with_columns(octave=octave(blocks["context_tokens"]))
+    flagged = total > OUTLIER_RATIO * total.median().over(SAME_WORK)
+    return frame.select(flagged.fill_null(False).alias("outlier"))["outlier"]
+
+
+def octave(context: pl.Series) -> pl.Series:
+    """floor(log2) of context lengths."""
+    return context.log(2.0).floor().cast(pl.Int64)
 
 
 def profile_for(bundle: Bundle, name: str | None) -> CostProfile:
@@ -54,7 +62,7 @@ def fit_profile(bundle: Bundle) -> CostProfile:
     flagged = outliers(timed)
     kept = timed.filter(~flagged).with_columns(tokens=pl.col("drafted") + 1)
     notes = [
-        f"{flagged.sum()} of {timed.height} blocks left out as outliers (over {OUTLIER_RATIO:g} x the median of run and depth)"
+        f"{flagged.sum()} of {timed.height} blocks left out as outliers (over {OUTLIER_RATIO:g} x the median of the same work)"
     ]
     smallest = int(kept["tokens"].min())  # type: ignore[arg-type]
     if smallest > 1:
@@ -99,56 +107,67 @@ def fit_profile(bundle: Bundle) -> CostProfile:
 
 
 def _surface(blocks: pl.DataFrame, tokens: str, seconds: str) -> Table:
-    """f(tokens) + g(context) of one column, for each batch size measured."""
+    """Seconds of one column by tokens and context, for each batch size measured."""
     batches = sorted(blocks["batch_size"].unique())
     contexts = blocks["context_tokens"].to_numpy().astype(float)
-    edges = _context_edges(contexts)
-    bins = np.searchsorted(edges, contexts, side="right")
-    context_knots = np.array([np.median(contexts[bins == b]) for b in range(edges.size + 1)])
-    counts = blocks[tokens].to_numpy()
-    token_knots = np.unique(counts)
-    rows = np.searchsorted(token_knots, counts)
+    octaves, column = np.unique(octave(blocks["context_tokens"]).to_numpy(), return_inverse=True)
+    token_knots, row = np.unique(blocks[tokens].to_numpy(), return_inverse=True)
     values = blocks[seconds].to_numpy()
     size = blocks["batch_size"].to_numpy()
-    fitted = [
-        _polish(values[size == b], rows[size == b], bins[size == b], token_knots.size, context_knots.size)
-        for b in batches
-    ]
+    shape = (token_knots.size, octaves.size)
+    fitted = [_cells(values[size == b], row[size == b], column[size == b], shape) for b in batches]
     return Table(
         batch=tuple(float(b) for b in batches),
         tokens=tuple(float(t) for t in token_knots),
-        context=tuple(float(c) for c in context_knots),
+        context=tuple(float(np.median(contexts[column == c])) for c in range(octaves.size)),
         seconds_by=tuple(tuple(tuple(float(s) for s in cells) for cells in table) for table in fitted),
     )
 
 
-def _context_edges(contexts: np.ndarray) -> np.ndarray:
-    """Inner edges of context bins of about equal weight; one bin where the contexts do not spread."""
-    bins = max(1, min(CONTEXT_BINS, contexts.size // MIN_PER_BIN))
-    edges = np.unique(np.quantile(contexts, np.linspace(0, 1, bins + 1)[1:-1]))
-    return edges[(edges > contexts.min()) & (edges <= contexts.max())]
+def _cells(values: np.ndarray, row: np.ndarray, column: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """(tokens, octaves) seconds: medians where there are enough blocks, completed and made monotone."""
+    cell = row * shape[1] + column
+    counts = np.bincount(cell, minlength=shape[0] * shape[1])
+    medians = _medians(values, cell, counts.size).reshape(shape)
+    counts = counts.reshape(shape)
+    additive = _polish(values, row, column, shape)
+    residual = np.where(counts >= MIN_PER_CELL, medians - additive, np.nan)
+    for along in (residual.T, residual):  # first along the tokens of an octave, then along the octaves
+        for line in along:
+            known = np.flatnonzero(np.isfinite(line))
+            if known.size:
+                line[:] = np.interp(np.arange(line.size), known, line[known])
+    table = np.maximum(additive + np.nan_to_num(residual), values.min())
+    weights = np.maximum(counts, 1e-3)
+    for _ in range(ROUNDS):
+        table = np.stack([_monotone(line, w) for line, w in zip(table, weights, strict=True)])
+        table = np.stack([_monotone(line, w) for line, w in zip(table.T, weights.T, strict=True)]).T
+    return np.maximum.accumulate(np.maximum.accumulate(table, axis=0), axis=1)
 
 
-def _polish(values: np.ndarray, row: np.ndarray, column: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    """(rows, columns) table of f[row] + g[column]; cells and lines without a sample are interpolated."""
-    f, g = np.zeros(rows), np.zeros(columns)
-    for _ in range(POLISH_ROUNDS):
-        f = _monotone(_medians(values - g[column], row, rows), np.bincount(row, minlength=rows))
-        g = _monotone(_medians(values - f[row], column, columns), np.bincount(column, minlength=columns))
-    floor = values.min()
-    return np.maximum(f[:, None] + g[None, :], floor)
+def _polish(values: np.ndarray, row: np.ndarray, column: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """The table f[row] + g[column] of medians; lines without a block are interpolated."""
+    f, g = np.zeros(shape[0]), np.zeros(shape[1])
+    for _ in range(ROUNDS):
+        f = _filled(_medians(values - g[column], row, shape[0]))
+        g = _filled(_medians(values - f[row], column, shape[1]))
+    return f[:, None] + g[None, :]
 
 
 def _medians(values: np.ndarray, index: np.ndarray, size: int) -> np.ndarray:
     medians = np.full(size, np.nan)
     for i in np.unique(index):
         medians[i] = np.median(values[index == i])
-    known = np.flatnonzero(np.isfinite(medians))
-    return np.interp(np.arange(size), known, medians[known])
+    return medians
+
+
+def _filled(values: np.ndarray) -> np.ndarray:
+    known = np.flatnonzero(np.isfinite(values))
+    return np.interp(np.arange(values.size), known, values[known])
 
 
 def _monotone(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    return np.asarray(isotonic_regression(values, weights=np.maximum(weights, 1e-6)).x)
+    return np.asarray(isotonic_regression(values, weights=weights).x)
 
 
 def _median(values: pl.Series) -> float:
