@@ -12,8 +12,9 @@ from apexsim.cli.output import Quiet, names, note, numbers, progress
 
 def collect(
     target: Annotated[str, typer.Option(help="Hugging Face folder or id, or smollm2-135m-instruct.")],
-    prompts: Annotated[list[Path], typer.Option(metavar="FILE", help="JSONL prompts; may be given several times.")],
+    prompts: Annotated[list[Path], typer.Option(metavar="FILE", help="JSONL prompts; further files may follow.")],
     out: Annotated[Path, typer.Option(metavar="BUNDLE", help="Directory to write.")],
+    more: Annotated[list[Path] | None, typer.Argument(metavar="[FILE...]", help="More files of prompts.")] = None,
     methods: Annotated[str, typer.Option(help="Comma-separated drafting methods.")] = "ngram",
     draft_model: Annotated[str | None, typer.Option(metavar="MODEL", help="Drafter of method draft_model.")] = None,
     eagle3_model: Annotated[str | None, typer.Option(metavar="MODEL", help="Drafter of method eagle3.")] = None,
@@ -39,7 +40,7 @@ def collect(
     options = CollectOptions(
         target=target,
         methods=tuple(names(methods) or ()),
-        prompts=tuple(prompts),
+        prompts=(*prompts, *(more or ())),
         out=out,
         max_tokens=max_tokens,
         kmax=kmax,
