@@ -20,16 +20,20 @@ def version() -> str:
 
 
 def git_revision() -> str | None:
-    """The revision of the checkout the code runs from, with ``-dirty`` when it has changes; None outside a checkout."""
+    """The revision of the checkout the code runs from, None outside one; ``-dirty`` if anything differs, new files too."""
     root = Path(__file__).resolve().parent.parent
     if not (root / ".git").exists():
         return None
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        revision, changes = (
+            subprocess.run(
+                ["git", "-C", str(root), *command], capture_output=True, text=True, timeout=10, check=True
+            ).stdout
+            for command in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain"])
+        )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return revision.strip() + ("-dirty" if changes.strip() else "")
 
 
 def created() -> str:
