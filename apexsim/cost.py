@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -63,10 +64,8 @@ class Table:
     def seconds(self, tokens: float, context: float, batch: float = 1.0) -> float:
         if tokens > self.tokens[-1]:
             raise ProfileError(f"prices at most {self.tokens[-1]:g} tokens, asked for {tokens:g}; lower --depths")
-        values = np.asarray(self.seconds_by)
-        by_tokens = [_between(self.batch, values[:, i], batch) for i in range(len(self.tokens))]
-        at = _between(self.tokens, np.asarray(by_tokens), tokens)
-        return float(np.interp(context, self.context, at))
+        b, t, c = _place(self.batch, batch), _place(self.tokens, tokens), _place(self.context, context)
+        return sum(bw * tw * cw * self.seconds_by[bi][ti][ci] for bi, bw in b for ti, tw in t for ci, cw in c)
 
 
 Surface = Linear | Table
@@ -222,15 +221,13 @@ def from_step_table(data: Mapping[str, Any], name: str) -> CostProfile:
     return profile
 
 
-def _between(knots: tuple[float, ...], values: np.ndarray, at: float) -> np.ndarray:
-    """Linear interpolation of ``values`` (knots, ...) along their first axis, constant outside."""
-    high = int(np.searchsorted(knots, at))
-    if high == 0 or len(knots) == 1:
-        return np.asarray(values[0])
-    if high == len(knots):
-        return np.asarray(values[-1])
+def _place(knots: tuple[float, ...], at: float) -> tuple[tuple[int, float], ...]:
+    """The knots around a value with their weights, for linear interpolation; the nearest alone outside."""
+    high = bisect_left(knots, at)
+    if high == 0 or high == len(knots) or knots[high] == at:
+        return ((min(high, len(knots) - 1), 1.0),)
     weight = (at - knots[high - 1]) / (knots[high] - knots[high - 1])
-    return np.asarray(values[high - 1] * (1 - weight) + values[high] * weight)
+    return ((high - 1, 1.0 - weight), (high, weight))
 
 
 def _surface(data: Mapping[str, Any], key: str) -> Surface:

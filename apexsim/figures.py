@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
+import numpy as np
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
 """Okabe and Ito's palette: distinguishable with every common colour vision."""
@@ -55,6 +58,53 @@ def speed_waste(rows: Sequence[dict[str, Any]], caption: str, folder: Path, stem
         figure.savefig(files[1], dpi=160, metadata={"Software": None})
         plt.close(figure)
     return files
+
+
+def ribbon(blocks: Sequence[tuple[int, int, int, int]], length: int, title: str) -> Figure:
+    """One request as a ribbon: where each block starts, what it drafted, and what of that was accepted or wasted.
+
+    Args:
+        blocks: (position, drafted, accepted, emitted) of each block so far.
+        length: T, or the position reached where the end is not known yet.
+        title: Request, trace and policy.
+    """
+    with plt.rc_context(STYLE):
+        figure, (waste, tokens) = plt.subplots(
+            2, 1, figsize=(9.0, 2.7), sharex=True, height_ratios=(1.2, 1.0), layout="constrained"
+        )
+        for position, drafted, accepted, emitted in blocks:
+            tokens.broken_barh([(position, emitted)], (0.0, 1.0), facecolor="#DDDDDD", edgecolor="white", lw=0.6)
+            tokens.broken_barh([(position, accepted)], (0.0, 1.0), facecolor=COLOURS[2], edgecolor="white", lw=0.6)
+            waste.bar(position, drafted - accepted, emitted, align="edge", color=COLOURS[1], edgecolor="white", lw=0.6)
+        waste.set(ylabel="wasted,\ntokens", title=title)
+        tokens.set(
+            xlim=(1, max(length, 2)),
+            ylim=(0, 1),
+            yticks=[],
+            xlabel="output position, tokens; a step of the bars is a block",
+        )
+        for colour, label in (
+            (COLOURS[2], "accepted draft"),
+            ("#DDDDDD", "the target's own token"),
+            (COLOURS[1], "wasted draft"),
+        ):
+            tokens.plot([], [], lw=6, color=colour, label=label)
+        figure.legend(ncols=3, loc="outside lower right", fontsize=7, frameon=False)
+        return figure
+
+
+def pixels(figure: Figure) -> np.ndarray:
+    """(height, width, 3) uint8 picture of a figure, which is closed."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()  # type: ignore[no-untyped-call]
+    picture = np.asarray(canvas.buffer_rgba())[..., :3].copy()  # type: ignore[no-untyped-call]
+    plt.close(figure)
+    return picture
+
+
+def ribbon_text(blocks: Sequence[tuple[int, int, int, int]]) -> str:
+    """The ribbon in characters: ``#`` accepted draft, ``.`` the target's own token, ``x`` wasted draft, ``|`` between blocks."""
+    return "|".join("#" * a + "." * (e - a) + "x" * (d - a) for _, d, a, e in blocks)
 
 
 def _panel(axis: Axes, rows: Sequence[dict[str, Any]], bundle: str) -> None:

@@ -48,6 +48,27 @@ def profile_for(bundle: Bundle, name: str | None) -> CostProfile:
     return fit_profile(bundle) if name is None else load_profile(name)
 
 
+def residuals(bundle: Bundle, profile: CostProfile) -> np.ndarray:
+    """(n,) measured over predicted seconds of each timed block that is no outlier: the noise of a real engine.
+
+    Raises:
+        ProfileError: The bundle has no timed block to measure noise on.
+    """
+    timed = bundle.blocks.drop_nulls(["draft_s", "verify_s", "overhead_s"])
+    timed = timed.filter(~outliers(timed)).filter(pl.col("method").is_in(bundle.methods), pl.col("depth") > 0)
+    if not timed.height:
+        raise ProfileError(f"{bundle.name}: has no timed blocks that draft: cost noise cannot be measured on it")
+    factors = []
+    columns = ("method", "depth", "drafted", "context_tokens", "batch_size", "draft_s", "verify_s", "overhead_s")
+    for method, depth, drafted, context, batch, *seconds in timed.select(columns).iter_rows():
+        price = profile.method(method, bundle.meta["methods"][method]["kind"])
+        verify = profile.verify.seconds(drafted + 1, context, batch)
+        draft = price.draft.seconds(depth, context, batch) + price.verify_share * verify
+        overhead = profile.overhead_s if price.overhead_s is None else price.overhead_s
+        factors.append(sum(seconds) / (draft + verify + overhead))
+    return np.array(factors)
+
+
 def fit_profile(bundle: Bundle) -> CostProfile:
     """The measured cost profile of a bundle.
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
-from apexsim import schema, survival
+from apexsim import features, schema, survival
 from apexsim.cost import CostProfile
 from apexsim.errors import ApexSimError, UsageError, choices
 from apexsim.kernels.blocks import Tables, autoregressive_seconds
@@ -27,6 +27,7 @@ class Program:
         space: The actions, by index.
         step_s: c_0, seconds of one autoregressive step: the mean over the bundle's train split.
         seconds_ar: (R,) seconds of plain decoding.
+        context: (P + R, C) float32 ``features.CONTEXT`` of p = 1..T of every request.
         requests: The rows of the bundle's requests that are replayed (T >= 2), in order.
         skipped: Requests selected but not replayed, since T < 2.
         bundle: Name of the bundle.
@@ -37,6 +38,7 @@ class Program:
     space: ActionSpace
     step_s: float
     seconds_ar: np.ndarray
+    context: np.ndarray
     requests: pl.DataFrame
     skipped: int
     bundle: str
@@ -112,7 +114,9 @@ def compile_program(
     table, requests = _compile(bundle, profile, rows, space)
     seconds_ar = np.empty(requests.height)
     autoregressive_seconds(table, seconds_ar)
-    return Program(table, space, step_s, seconds_ar, requests, len(rows) - requests.height, bundle.name, profile.name)
+    context = features.context_features(_text(bundle, rows))
+    skipped = len(rows) - requests.height
+    return Program(table, space, step_s, seconds_ar, context, requests, skipped, bundle.name, profile.name)
 
 
 def _step_seconds(bundle: Bundle, profile: CostProfile) -> float:
@@ -183,6 +187,53 @@ def _costs(bundle: Bundle, profile: CostProfile, space: ActionSpace, context: np
         "sync_s": np.array([price.sync_s for price in prices], dtype=float),
         "tail_draft": np.array([profile.tail_draft]),
     }
+
+
+def _text(bundle: Bundle, rows: np.ndarray) -> features.Text:
+    """What the trace knows of p = 1..T of every replayed request; nothing is recorded at T, where nothing is decided."""
+    positions, requests = bundle.positions, bundle.requests[rows].filter(pl.col("output_tokens") > 1)
+    lengths = bundle.requests["output_tokens"].to_numpy().astype(np.int64)
+    starts = np.concatenate(([0], np.cumsum(np.maximum(lengths - 1, 0))))
+    match_column = next((f"match.{m}" for m in bundle.methods if f"match.{m}" in positions.columns), "")
+
+    def recorded(column: str, decode: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        if column not in positions.columns:
+            return np.full(int(starts[-1]), np.nan)
+        codes = positions[column]
+        return np.where(codes.is_null().to_numpy(), np.nan, decode(codes.fill_null(0).to_numpy().astype(np.float64)))
+
+    signals = [
+        recorded("target_entropy", schema.decode_entropy),
+        recorded("target_prob", schema.decode_probability),
+        recorded(match_column, lambda tokens: tokens),
+    ]
+    pieces: list[tuple[np.ndarray, ...]] = []
+    for r in (r for r in rows.tolist() if lengths[r] > 1):
+        entropy, probability, match = (np.append(s[starts[r] : starts[r + 1]], np.nan) for s in signals)
+        recent = features.trailing_mean(entropy, features.ENTROPY_WINDOW)
+        repeated = np.where(np.isnan(match), 0.0, match >= features.REPEATED_MATCH)
+        repetition = features.trailing_mean(repeated, features.REPETITION_WINDOW)
+        pieces.append((np.arange(1, lengths[r] + 1), entropy, probability, recent, match, repetition))
+    columns = [np.concatenate(column) for column in zip(*pieces, strict=True)] or [np.empty(0)] * 6
+    position, entropy, probability, recent, match, repetition = columns
+    span = requests["output_tokens"].to_numpy()
+
+    def of_request(column: str) -> np.ndarray:
+        if column not in requests.columns:
+            return np.full(position.size, np.nan)
+        return np.repeat(requests[column].cast(pl.Float64).fill_null(np.nan).to_numpy(), span)
+
+    return features.Text(
+        position,
+        of_request("prompt_tokens"),
+        of_request("max_tokens"),
+        of_request("prompt_repetition"),
+        entropy,
+        probability,
+        recent,
+        match,
+        repetition,
+    )
 
 
 def _outcomes(

@@ -8,9 +8,9 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from apexsim import features
+from apexsim.features import FEATURES
 from apexsim.kernels import blocks as kernels
-from apexsim.kernels.blocks import Totals
+from apexsim.kernels.blocks import Episodes, Slots, Steps, Totals
 from apexsim.program import Program
 from apexsim.protocol import Outcome, Policy
 
@@ -69,51 +69,90 @@ def run_plan(program: Program, plan: Plan) -> Replay:
     return Replay(out, plan.resolved)
 
 
+def make_episodes(program: Program, rule: np.ndarray, best_rate: np.ndarray | None = None) -> Episodes:
+    """What the stepping kernel needs beside the tables.
+
+    Args:
+        program: The compiled requests.
+        rule: (RULES,) reward and cost rule; the constants in ``apexsim.kernels.blocks`` name its entries.
+        best_rate: (R, M + 1) best constant's tokens per second; only the utility reward needs it.
+    """
+    tables, requests = program.tables, program.requests
+    plain_s = np.empty(int(tables.start[-1]))
+    kernels.plain_seconds(tables, plain_s)
+    return Episodes(
+        context=program.context,
+        plain_s=np.concatenate(([0.0], np.cumsum(plain_s))),
+        cut=(requests["finish_reason"] == "cut").to_numpy(),
+        best_rate=np.ones((requests.height, len(program.space.methods) + 1)) if best_rate is None else best_rate,
+        rule=rule,
+    )
+
+
+def make_slots(requests: np.ndarray) -> Slots:
+    """Slots that start with these requests (n,) int64."""
+    count = requests.size
+    return Slots(requests.astype(np.int64), np.ones(count, dtype=np.int64), np.zeros((count, kernels.STATE)))
+
+
+def make_steps(count: int) -> Steps:
+    """Buffers for what a step of so many slots leaves."""
+    wide = (count, len(FEATURES))
+    outcome = np.zeros((count, kernels.OUTCOMES))
+    return Steps(outcome, np.zeros(wide, np.float32), np.zeros(wide, np.float32), np.zeros(count, np.int8))
+
+
+def outcome_of(steps: Steps) -> Outcome:
+    """The part of a step's outcome that a live engine sees, too."""
+    depth, drafted, accepted, emitted = (
+        steps.outcome[:, column].astype(np.int64)
+        for column in (kernels.DEPTH, kernels.DRAFTED, kernels.ACCEPTED, kernels.EMITTED)
+    )
+    return Outcome(depth, drafted, accepted, emitted, steps.outcome[:, kernels.SECONDS].copy())
+
+
 def run_policy(program: Program, policy: Policy, seed: int = 0, concurrency: int = 1) -> Replay:
     """A policy acting block by block.
 
     A policy without memory across requests runs all of them in lockstep. One with memory sees them in an order of
     arrival drawn from ``seed``, with ``concurrency`` requests in flight; slots are reused.
     """
-    tables, count = program.tables, program.requests.height
-    prompt = program.requests["prompt_tokens"].to_numpy().astype(np.int64)
-    max_tokens = program.requests["max_tokens"].fill_null(0).to_numpy().astype(np.int64)
-    waiting = np.random.default_rng(seed).permutation(count) if policy.persistent else np.arange(count)
-    slots = min(concurrency, count) if policy.persistent else count
-    queue = iter(waiting[slots:].tolist())
-    request = waiting[:slots].copy()
-    slot = np.arange(slots)
-    position = np.ones(slots, dtype=np.int64)
-    done_blocks = np.zeros(slots, dtype=np.int64)
-    last = np.zeros((slots, 3), dtype=np.int64)
-    out = empty_totals(count)
-    sync_s = program.sync_s(policy.methods)
-    depth_of = tables.action_depth
+    count = program.requests.height
+    arrivals = np.random.default_rng(seed).permutation(count) if policy.persistent else np.arange(count)
+    in_flight = min(concurrency, count) if policy.persistent else count
+    rule = np.zeros(kernels.RULES)
+    rule[kernels.STEP_S], rule[kernels.SYNC_S] = program.step_s, program.sync_s(policy.methods)
+    episodes = make_episodes(program, rule)
+    slots, steps, slot = make_slots(arrivals[:in_flight]), make_steps(in_flight), np.arange(in_flight)
+    queue, cursor = arrivals[in_flight:].astype(np.int64), np.zeros(1, dtype=np.int64)
+    totals = empty_totals(count)
     controller_s = 0.0
+    kernels.begin(program.tables, episodes, slots, slot, steps.obs)
     policy.reset(slot)
     while slot.size:
-        obs = features.observe(position, prompt[request], max_tokens[request], done_blocks, last)
+        request = slots.request.copy()
         started = time.perf_counter()
-        actions = policy.act(obs, slot)
+        actions = policy.act(steps.obs, slot)
         controller_s += time.perf_counter() - started
-        seconds = np.empty(slot.size)
-        drafted, committed, emitted = (np.empty(slot.size, dtype=np.int64) for _ in range(3))
-        kernels.step(tables, request, position, actions, sync_s, out, seconds, drafted, committed, emitted)
-        depth = depth_of[actions]
+        kernels.step(program.tables, episodes, slots, actions, np.ones(slot.size), queue, cursor, steps)
+        outcome = outcome_of(steps)
         started = time.perf_counter()
-        policy.update(slot, actions, Outcome(depth, drafted, committed, emitted, seconds))
+        policy.update(slot, actions, outcome)
         controller_s += time.perf_counter() - started
-        done_blocks += 1
-        last = np.column_stack((depth, drafted, committed))
-        ended = np.flatnonzero(position >= tables.length[request])
-        if not ended.size:
+        totals.seconds[request] += outcome.seconds
+        totals.blocks[request] += 1
+        totals.drafting_blocks[request] += outcome.drafted > 0
+        totals.drafted[request] += outcome.drafted
+        totals.committed[request] += outcome.accepted
+        totals.depth[request] += outcome.depth
+        totals.observed[request] += steps.outcome[:, kernels.OBSERVED].astype(np.int64)
+        if not steps.ended.any():
             continue
-        refill = [(i, new) for i, new in zip(ended.tolist(), queue, strict=False)]
-        for i, new in refill:
-            request[i], position[i], done_blocks[i], last[i] = new, 1, 0, 0
+        alive = slots.request >= 0
+        for i in np.flatnonzero((steps.ended > 0) & alive):
             policy.reset(slot[i : i + 1])
-        gone = ended[len(refill) :]
-        if gone.size:
-            slot, request, position, done_blocks = (np.delete(a, gone) for a in (slot, request, position, done_blocks))
-            last = np.delete(last, gone, axis=0)
-    return Replay(out, None, controller_s)
+        if not alive.all():
+            slot = slot[alive]
+            slots = Slots(*(part[alive] for part in slots))
+            steps = Steps(*(part[alive] for part in steps))
+    return Replay(totals, None, controller_s)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from apexsim.features import FEATURES
+from apexsim.features import remaining_tokens
 from apexsim.protocol import ActionSpace, Outcome, Policy
 from policies import Context, register
 
 START_DEPTH = 5
-REMAINING = FEATURES.index("remaining_tokens")
 
 
 class HfHeuristic:
@@ -45,8 +44,7 @@ class HfHeuristic:
         self.depth[slots] = self.carried
 
     def act(self, obs: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        remaining = obs[:, REMAINING]
-        wanted = np.where(remaining >= 0, np.minimum(self.depth[slots], remaining), self.depth[slots])
+        wanted = np.minimum(self.depth[slots], remaining_tokens(obs))
         deepest = np.searchsorted(self.depths, wanted, side="right") - 1
         return np.asarray(self.first_action + np.maximum(deepest, 0), dtype=np.int64)
 

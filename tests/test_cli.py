@@ -157,7 +157,7 @@ FAILURES = [
     (("import", "csv", "x", "--out", "y"), 2, "format 'csv' is unknown"),
     (("import", "rounds-jsonl"), 2, "import needs FORMAT"),
     (("traces", "check", "nowhere"), 1, "no such bundle"),
-    (("bench", "--only", "speed"), 2, "allowed: replay, oracle, import"),
+    (("bench", "--only", "speed"), 2, "allowed: vector, single, sb3, replay, oracle, import"),
 ]
 
 

@@ -15,6 +15,7 @@ import synthetic
 
 from apexsim import metrics, replay
 from apexsim.cost import load_profile
+from apexsim.features import FEATURES, REMAINING_CAP
 from apexsim.fitting import fit_profile, outliers
 from apexsim.importers import import_trace
 from apexsim.program import compile_program
@@ -101,7 +102,7 @@ def test_case_08_the_depth_schedules_memory():
     slot = np.array([0])
 
     def block(policy, remaining: float, drafted: int | None, accepted: int | None) -> int:
-        obs = np.array([[1, 11, remaining, 0, 0, 0, 0]], dtype=float)
+        obs = np.full((1, len(FEATURES)), remaining / REMAINING_CAP, dtype=np.float32)
         depth = int(policy.act(obs, slot)[0])
         sent = depth if drafted is None else drafted
         got = sent if accepted is None else accepted
@@ -112,18 +113,18 @@ def test_case_08_the_depth_schedules_memory():
     for transient, start in ((False, 8), (True, 5)):
         policy = HfHeuristic(space, "eagle3", transient)
         policy.reset(slot)
-        asked = [block(policy, 500, None, None), block(policy, 500, None, None), block(policy, 500, None, 0)]
+        asked = [block(policy, 255, None, None), block(policy, 255, None, None), block(policy, 255, None, 0)]
         assert asked == [5, 7, 9]
         assert policy.depth[0] == 8
         policy.reset(slot)
-        assert block(policy, 500, None, 0) == start
+        assert block(policy, 255, None, 0) == start
     policy = HfHeuristic(space, "eagle3", True)
     policy.reset(slot)
     assert block(policy, 3, None, 0) == 3  # never more than max_tokens less the tokens emitted
     policy.reset(slot)
-    block(policy, -1, 2, 2)  # asked 5, proposed 2, both accepted: not a full acceptance of k
+    block(policy, 255, 2, 2)  # asked 5, proposed 2, both accepted: not a full acceptance of k
     assert policy.depth[0] == 4
-    block(policy, -1, 0, 0)  # nothing drafted leaves k unchanged
+    block(policy, 255, 0, 0)  # nothing drafted leaves k unchanged
     assert policy.depth[0] == 4
 
 

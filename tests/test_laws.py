@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import policies
 from apexsim import replay
 from apexsim.evaluate import Entry, Evaluation
+from apexsim.features import FEATURES
 from apexsim.hindsight import Hindsight
 from apexsim.kernels.blocks import Totals
 from apexsim.objective import objective
@@ -92,7 +93,8 @@ class Recorder:
 
     def act(self, obs, slots):
         actions = self.policy.act(obs, slots)
-        self.log += [(int(p), int(a)) for p, a in zip(obs[:, 0], actions, strict=True)]
+        positions = np.rint(np.expm1(obs[:, FEATURES.index("position")].astype(float)))
+        self.log += [(int(p), int(a)) for p, a in zip(positions, actions, strict=True)]
         return actions
 
     def update(self, slots, actions, outcome):

@@ -11,7 +11,7 @@ import synthetic
 import policies
 from apexsim import replay
 from apexsim.errors import ApexSimError, PolicyError, UsageError
-from apexsim.features import FEATURES, observe
+from apexsim.features import FEATURES
 from apexsim.hindsight import Hindsight
 from apexsim.program import compile_program
 from apexsim.protocol import ActionSpace, Outcome, Policy
@@ -65,7 +65,7 @@ def test_actions_are_valid_and_a_batch_equals_singles(spec, program):
         for i, single in enumerate(singles):
             single.reset(slots[i : i + 1])
         for _ in range(20):
-            obs = rng.integers(0, 40, (n, len(FEATURES))).astype(float)
+            obs = rng.random((n, len(FEATURES)), dtype=np.float32)
             before = obs.copy()
             actions = batch.act(obs, slots)
             assert (obs == before).all()
@@ -111,7 +111,8 @@ def test_hf_heuristic_by_hand():
     policy = policies.build("hf-heuristic-transient", context(program))
     seen = []
     act = policy.act
-    policy.act = lambda obs, slots: seen.append(int(obs[0, 0])) or act(obs, slots)
+    where = FEATURES.index("position")
+    policy.act = lambda obs, slots: seen.append(round(np.expm1(float(obs[0, where])))) or act(obs, slots)
     totals = replay.run_policy(program, policy).totals
     assert seen == [1, 7, 11, 12, 14, 15, 16]
     assert totals.depth[0] == 5 + 7 + 6 + 5 + 4 + 3 + 2
@@ -121,7 +122,7 @@ def test_hf_heuristic_takes_the_deepest_selected_depth_that_is_not_deeper():
     space = ActionSpace(("eagle3",), (0, 1, 2, 4, 8, 16))
     policy = policies.build("hf-heuristic", Context(space))
     policy.reset(np.array([0]))
-    obs = observe(*(np.array([v]) for v in (1, 10, 0, 0)), np.zeros((1, 3), dtype=int))
+    obs = np.ones((1, len(FEATURES)), dtype=np.float32)  # remaining = 1: no known limit
     assert space.pairs[int(policy.act(obs, np.array([0]))[0])] == (0, 4)
 
 

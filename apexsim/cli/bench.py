@@ -10,7 +10,9 @@ import typer
 from apexsim.cli.output import Json, Quiet, names, note, print_json, print_table
 from apexsim.errors import UsageError, choices
 
-PARTS = ("replay", "oracle", "import")
+PARTS = ("vector", "single", "sb3", "replay", "oracle", "import")
+KEYS = {"vector": "vector_env", "single": "single_env", "sb3": "sb3_adapter"}
+"""Parts whose name in the JSON is another."""
 
 
 def bench(
@@ -22,12 +24,12 @@ def bench(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure this project's speed against its own plain-Python reference, in one run.
+    """Measure this project's speed against its peers and its own plain-Python reference, as ratios in one run.
 
-    Example: apexsim bench --only replay,oracle
+    Example: apexsim bench --only vector,replay
     """
     from apexsim import bench as parts
-    from apexsim import traces
+    from apexsim import bench_env, traces
     from apexsim.fitting import profile_for
 
     wanted = names(only) or list(PARTS)
@@ -44,8 +46,10 @@ def bench(
         note(f"measuring {part} ...", quiet)
         if part == "import":
             results[part] = {"import_apexsim_s": parts.import_seconds()}
+        elif part in KEYS:
+            results[KEYS[part]] = getattr(bench_env, KEYS[part])(bundle)
         else:
-            results[part] = (parts.replay if part == "replay" else parts.oracle)(loaded, profile)
+            results[part] = getattr(parts, part)(loaded, profile)
     results["command"] = {"seconds": time.perf_counter() - started}
     if as_json:
         print_json(results)

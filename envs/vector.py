@@ -1,0 +1,101 @@
+"""ApexSpec-v0, many requests at a time: one Numba kernel steps all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from apexsim import features, replay
+from apexsim.kernels import blocks as kernels
+from envs.world import Config, Stream, World
+
+INFO = {
+    "method": kernels.METHOD,
+    "depth": kernels.DEPTH,
+    "drafted": kernels.DRAFTED,
+    "accepted": kernels.ACCEPTED,
+    "emitted": kernels.EMITTED,
+    "position": kernels.POSITION,
+}
+"""Whole-numbered entries of the step's info, by column of the kernel's outcome; ``method`` is an index."""
+
+
+class SpecVectorEnv(VectorEnv):
+    """``num_envs`` requests in lockstep; observations, actions and rewards are those of ``envs.single.SpecEnv``.
+
+    A request that ends is replaced within the same step (AutoresetMode.SAME_STEP): ``infos["final_obs"]`` (n, F) holds its
+    last observation where ``infos["_final_obs"]`` is True, and the observation returned is the next request's first.
+    Options given to ``reset`` also hold for these automatic resets, until ``reset`` is given others.
+
+    Args:
+        num_envs: How many.
+        **config: As ``envs.single.SpecEnv``.
+    """
+
+    def __init__(self, num_envs: int = 1, render_mode: str | None = None, **config: Any) -> None:
+        self.world = World(Config(**config))
+        self.num_envs = num_envs
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}
+        self.render_mode = render_mode
+        self.single_observation_space = self.world.observation_space
+        self.single_action_space = self.world.action_space
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.feature_names = features.FEATURES
+        self.options: dict[str, Any] = {}
+        self.requests = np.arange(len(self.world.request_ids))
+        self.noise = np.ones(num_envs)
+        self._ids = np.array(self.world.request_ids, dtype=object)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Starts ``num_envs`` requests; a seed restarts the order of requests, options restrict it (``World.choose``)."""
+        super().reset(seed=seed)
+        if options is not None:
+            self.requests = self.world.choose(options)
+            self.options = dict(options)
+        self.stream = Stream(self.requests, self.np_random, self.world.config.replacement)
+        self.slots = replay.make_slots(self.stream.take(self.num_envs))
+        self.queue, self.cursor = self.stream.take(2 * self.num_envs), np.zeros(1, dtype=np.int64)
+        obs = np.zeros((self.num_envs, len(features.FEATURES)), dtype=np.float32)
+        kernels.begin(self.world.program.tables, self.world.episodes, self.slots, np.arange(self.num_envs), obs)
+        return obs, {"request": self._ids[self.slots.request]}
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """One block of every request; ``actions`` (n,) indices into the (method, depth) pairs."""
+        count = self.num_envs
+        if self.queue.size - self.cursor[0] < count:
+            self.queue = np.concatenate((self.queue[self.cursor[0] :], self.stream.take(2 * count)))
+            self.cursor[0] = 0
+        if self.world.config.cost_noise:
+            self.noise = self.np_random.choice(self.world.residuals, count)
+        request = self.slots.request.copy()
+        steps = replay.make_steps(count)
+        actions = np.ascontiguousarray(actions, dtype=np.int64)
+        kernels.step(
+            self.world.program.tables,
+            self.world.episodes,
+            self.slots,
+            actions,
+            self.noise,
+            self.queue,
+            self.cursor,
+            steps,
+        )
+        outcome = steps.outcome
+        infos: dict[str, Any] = {name: outcome[:, column] for name, column in INFO.items()}
+        infos["seconds"] = outcome[:, kernels.SECONDS]
+        infos["wasted"] = outcome[:, kernels.DRAFTED] - outcome[:, kernels.ACCEPTED]
+        infos["request"] = self._ids[request]
+        ended = steps.ended > 0
+        if ended.any():
+            infos["final_obs"], infos["_final_obs"] = steps.final_obs, ended
+        return steps.obs, outcome[:, kernels.GAIN], steps.ended == 1, steps.ended == 2, infos
+
+    def action_masks(self) -> np.ndarray:
+        """(n, actions) bool: what each request may do next."""
+        return self.world.masks(self.slots)

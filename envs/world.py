@@ -1,0 +1,147 @@
+"""What every environment of ApexSpec-v0 is made of: the compiled requests, the reward rule, masks and the order of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from apexsim import features, replay, traces
+from apexsim.errors import UsageError, choices
+from apexsim.fitting import profile_for, residuals
+from apexsim.kernels import blocks as kernels
+from apexsim.program import Program, compile_program, select
+from apexsim.traces import Bundle
+
+CONTROLS = ("depth", "apex", "switch")
+REWARDS = {"time": kernels.REWARD_TIME, "utility": kernels.REWARD_UTILITY, "goodput": kernels.REWARD_GOODPUT}
+UTILITY_WEIGHTS = (0.30, 0.35, 0.15, 0.20)
+"""a_A, a_W, a_G, a_M of APEX-B, the paper's default profile (arXiv:2610.07780, Eq. 25)."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """The arguments of ``gym.make("ApexSpec-v0", ...)``; see ``envs.single.SpecEnv``."""
+
+    bundle: str | Path | Bundle = "smollm2-cpu"
+    control: str = "apex"
+    methods: Sequence[str] | None = None
+    depths: Sequence[int] | None = (0, 1, 2, 4, 8, 16)
+    waste_weight: float = 0.0
+    reward: str = "time"
+    cost_profile: str | None = None
+    split: str = "train"
+    workload: str | None = None
+    cost_noise: bool = False
+    replacement: bool = False
+
+
+class World:
+    """The compiled side of an environment, shared by all its slots.
+
+    Attributes:
+        program: The requests that can be episodes.
+        episodes: What the stepping kernel needs beside the program's tables.
+        residuals: (q,) factors measured on block seconds; one 1.0 without cost noise.
+    """
+
+    def __init__(self, config: Config) -> None:
+        if config.control not in CONTROLS:
+            raise UsageError(f"control {config.control!r} is unknown; allowed: {choices(CONTROLS)}")
+        if config.reward not in REWARDS:
+            raise UsageError(f"reward {config.reward!r} is unknown; allowed: {choices(REWARDS)}")
+        if not 0 <= config.waste_weight < float("inf"):
+            raise UsageError(f"waste_weight {config.waste_weight}: must be a finite number of at least 0")
+        bundle = config.bundle if isinstance(config.bundle, Bundle) else traces.load(config.bundle)
+        methods = tuple(config.methods) if config.methods is not None else bundle.methods
+        if config.control == "depth" and len(methods) != 1:
+            raise UsageError(f"control 'depth' takes exactly one method, got {choices(methods)}; give methods=[...]")
+        profile = profile_for(bundle, config.cost_profile)
+        rows = select(bundle, config.split, config.workload)
+        depths = None if config.depths is None else [k for k in config.depths if k <= bundle.kmax]
+        self.config = config
+        self.program: Program = compile_program(bundle, profile, rows, methods, depths)
+        self.residuals = residuals(bundle, profile) if config.cost_noise else np.ones(1)
+        self.request_ids: list[str] = self.program.requests["request_id"].to_list()
+        self.per_request = config.control == "apex"
+        rule = np.zeros(kernels.RULES)
+        rule[kernels.STEP_S], rule[kernels.WASTE_WEIGHT] = self.program.step_s, config.waste_weight
+        rule[kernels.REWARD], rule[kernels.PER_REQUEST] = REWARDS[config.reward], self.per_request
+        rule[kernels.SYNC_S] = self.program.sync_s(methods)
+        rule[kernels.WEIGHT_ACCEPTED : kernels.WEIGHT_METHOD + 1] = UTILITY_WEIGHTS
+        best_rate = self._best_rates() if config.reward == "utility" else None
+        self.episodes = replay.make_episodes(self.program, rule, best_rate)
+        low, high = (np.array([getattr(f, side) for f in features.CONTEXT + features.HISTORY], dtype=np.float32)
+                     for side in ("low", "high"))  # fmt: skip
+        self.observation_space = spaces.Box(low, high, dtype=np.float32)
+        self.action_space = spaces.Discrete(len(self.program.space.pairs))
+
+    def masks(self, slots: kernels.Slots) -> np.ndarray:
+        """(n, actions) bool: with control ``apex`` only the chosen method's actions count after the first block."""
+        actions = len(self.program.space.pairs)
+        allowed = np.ones((slots.request.size, actions), dtype=bool)
+        if self.per_request:
+            chosen = slots.state[:, kernels.LAST_METHOD] - 1
+            started = slots.state[:, kernels.N_BLOCKS] > 0
+            allowed[started] = self.program.tables.action_method[None, :] == chosen[started, None]
+        return allowed
+
+    def choose(self, options: Mapping[str, Any]) -> np.ndarray:
+        """The requests that episodes are drawn from, by the options of ``reset``: ``request`` (an id or ids), ``workload``."""
+        unknown = set(options) - {"request", "workload"}
+        if unknown:
+            raise UsageError(f"reset option {sorted(unknown)[0]!r} is unknown; allowed: request, workload")
+        keep = np.ones(len(self.request_ids), dtype=bool)
+        if "request" in options:
+            wanted = options["request"]
+            ids = [wanted] if isinstance(wanted, str) else list(wanted)
+            missing = [i for i in ids if i not in self.request_ids]
+            if missing or not ids:
+                raise UsageError(
+                    f"reset option request {missing or wanted}: not among the {keep.size} requests selected"
+                )
+            keep &= np.isin(self.request_ids, ids)
+        if "workload" in options:
+            keep &= (self.program.requests["workload"] == options["workload"]).to_numpy()
+            if not keep.any():
+                known = sorted(self.program.requests["workload"].unique())
+                raise UsageError(f"reset option workload {options['workload']!r}: allowed: {choices(known)}")
+        return np.flatnonzero(keep)
+
+    def _best_rates(self) -> np.ndarray:
+        """(R, M + 1) best request-level tokens per second of a constant depth with each method, and with any (Eqs. 21, 22)."""
+        space, tokens = self.program.space, self.program.tokens
+        rates = np.zeros((tokens.size, len(space.methods) + 1))
+        for m, method in enumerate(space.methods):
+            for depth in space.depths:
+                totals = replay.run_constant(self.program, space.index(method, depth), self.program.sync_s((method,)))
+                rates[:, m] = np.maximum(rates[:, m], tokens / totals.seconds)
+        rates[:, -1] = rates.max(axis=1)
+        return rates
+
+
+class Stream:
+    """The order of episodes: every request once before any comes again, or with replacement; seeded.
+
+    Args:
+        requests: (q,) the requests to draw from.
+        rng: Where the order comes from.
+        replacement: Draw independently.
+    """
+
+    def __init__(self, requests: np.ndarray, rng: np.random.Generator, replacement: bool) -> None:
+        self.requests, self.rng, self.replacement = requests, rng, replacement
+        self.left = np.empty(0, dtype=np.int64)
+
+    def take(self, count: int) -> np.ndarray:
+        """(count,) int64 the next requests."""
+        if self.replacement:
+            return self.rng.choice(self.requests, count).astype(np.int64)
+        while self.left.size < count:
+            self.left = np.concatenate((self.left, self.rng.permutation(self.requests)))
+        taken, self.left = self.left[:count], self.left[count:]
+        return taken
