@@ -47,10 +47,9 @@ def speed_waste(rows: Sequence[dict[str, Any]], caption: str, folder: Path, stem
     folder.mkdir(parents=True, exist_ok=True)
     bundles = list(dict.fromkeys(row["bundle"] for row in rows))
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(
-            1, len(bundles), figsize=(8.2 * len(bundles), 4.9), squeeze=False, layout="constrained"
-        )
-        for axis, bundle in zip(axes[0], bundles, strict=True):
+        size = (8.2, 4.9 * len(bundles))
+        figure, axes = plt.subplots(len(bundles), 1, figsize=size, squeeze=False, layout="constrained")
+        for axis, bundle in zip(axes[:, 0], bundles, strict=True):
             _panel(axis, [row for row in rows if row["bundle"] == bundle], bundle)
         figure.supxlabel(caption, fontsize=7.5, color="#444444")
         files = [folder / f"{stem}.svg", folder / f"{stem}.png"]

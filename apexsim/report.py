@@ -37,9 +37,10 @@ PAGE = """<!doctype html>
 :root {{ color-scheme: light dark; }}
 body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 1rem 0; }}
-th, td {{ padding: .25rem .7rem; text-align: right; border-bottom: 1px solid #8884; }}
+th, td {{ padding: .25rem .7rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #8884; }}
 th:first-child, td:first-child {{ text-align: left; }}
-figure {{ margin: 1rem 0; background: #fff; padding: .5rem; overflow-x: auto; }}
+figure {{ margin: 1rem 0; background: #fff; padding: .5rem; }}
+figure svg {{ max-width: 100%; height: auto; }}
 .scroll {{ overflow-x: auto; }}
 pre {{ overflow-x: auto; background: #8882; padding: .7rem; }}
 </style></head><body>
