@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from apexsim.errors import PolicyError
 from apexsim.features import FEATURES
 from apexsim.kernels import blocks as kernels
 from apexsim.kernels.blocks import Episodes, Slots, Steps, Totals
@@ -134,6 +135,9 @@ def run_policy(program: Program, policy: Policy, seed: int = 0, concurrency: int
         started = time.perf_counter()
         actions = policy.act(steps.obs, slot)
         controller_s += time.perf_counter() - started
+        if actions.shape != slot.shape or actions.min() < 0 or actions.max() >= len(program.space.pairs):
+            allowed = f"{slot.size} of 0..{len(program.space.pairs) - 1}"
+            raise PolicyError(f"policy {type(policy).__name__} gave actions {actions!r}; allowed: {allowed}")
         kernels.step(program.tables, episodes, slots, actions, np.ones(slot.size), queue, cursor, steps)
         outcome = outcome_of(steps)
         started = time.perf_counter()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.error import ResetNeeded
+from gymnasium.error import InvalidAction, ResetNeeded
 
 from apexsim import features, replay
 from apexsim.kernels import blocks as kernels
@@ -98,7 +99,7 @@ class SpecEnv(gym.Env):
         self.request = self.position = self.length = 0
         self._blocks: list[tuple[int, int, int, int]] = []
         space = self.world.program.space
-        self._methods, self._depths = space.methods, len(space.depths)
+        self._methods, self._depths, self._actions = space.methods, len(space.depths), len(space.pairs)
         self._noisy, self._per_request = self.world.config.cost_noise, self.world.per_request
         self._width, self._count, self._state = len(features.FEATURES), len(space.methods), self.slots.state
         self._rows, self._next_row = np.empty((0, self._width), dtype=np.float32), OBSERVATIONS
@@ -117,7 +118,7 @@ class SpecEnv(gym.Env):
         self._context = episodes.context[first : first + self.length]
         self._request_id = self.world.request_ids[r]
         self._cut = bool(episodes.cut[r])
-        self._unrolled = np.empty((self.length - 1, self._depths * len(self._methods)), dtype=kernels.UNROLLED)
+        self._unrolled = np.empty((self.length - 1, self._actions), dtype=kernels.UNROLLED)
         if not self._noisy:
             kernels.unroll(tables, episodes, r, 1, self.length - 1, 1.0, self._unrolled)
         self._blocks = []
@@ -131,9 +132,15 @@ class SpecEnv(gym.Env):
         position = self.position
         if position >= self.length:
             raise ResetNeeded("the request has ended: call reset() before step()")
+        try:
+            action = index(action)
+        except TypeError:
+            action = -1
+        if not 0 <= action < self._actions:
+            raise InvalidAction(f"the action is no whole number in 0..{self._actions - 1}")
         if self._per_request and position > 1:  # the method of the first block stays
             method = int(self.slots.state[0, kernels.LAST_METHOD]) - 1
-            action = method * self._depths + int(action) % self._depths
+            action = method * self._depths + action % self._depths
         unrolled = self._unrolled
         if self._noisy:
             noise = float(self.np_random.choice(self.world.residuals))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from gymnasium.error import InvalidAction
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
@@ -48,6 +49,7 @@ class SpecVectorEnv(VectorEnv):
         self.options: dict[str, Any] = {}
         self.requests = np.arange(len(self.world.request_ids))
         self.noise = np.ones(num_envs)
+        self._actions = len(self.world.program.space.pairs)
         self._ids = np.array(self.world.request_ids, dtype=object)
 
     def reset(
@@ -68,6 +70,7 @@ class SpecVectorEnv(VectorEnv):
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """One block of every request; ``actions`` (n,) indices into the (method, depth) pairs."""
         count = self.num_envs
+        chosen = self._checked(actions)
         if self.queue.size - self.cursor[0] < count:
             self.queue = np.concatenate((self.queue[self.cursor[0] :], self.stream.take(2 * count)))
             self.cursor[0] = 0
@@ -75,12 +78,11 @@ class SpecVectorEnv(VectorEnv):
             self.noise = self.np_random.choice(self.world.residuals, count)
         request = self.slots.request.copy()
         steps = replay.make_steps(count)
-        actions = np.ascontiguousarray(actions, dtype=np.int64)
         kernels.step(
             self.world.program.tables,
             self.world.episodes,
             self.slots,
-            actions,
+            chosen,
             self.noise,
             self.queue,
             self.cursor,
@@ -95,6 +97,18 @@ class SpecVectorEnv(VectorEnv):
         if ended.any():
             infos["final_obs"], infos["_final_obs"] = steps.final_obs, ended
         return steps.obs, outcome[:, kernels.GAIN], steps.ended == 1, steps.ended == 2, infos
+
+    def _checked(self, actions: np.ndarray) -> np.ndarray:
+        """The actions as the kernel, which checks no bounds, may be given them."""
+        given = np.asarray(actions)
+        if given.shape != (self.num_envs,) or given.dtype.kind not in "iu":
+            raise InvalidAction(
+                f"actions must be {self.num_envs} whole numbers, got {given.dtype} of shape {given.shape}"
+            )
+        chosen = np.ascontiguousarray(given, dtype=np.int64)
+        if chosen.view(np.uint64).max() >= self._actions:  # seen as unsigned, a negative number is a very large one
+            raise InvalidAction(f"an action is out of range; allowed: 0..{self._actions - 1}")
+        return chosen
 
     def action_masks(self) -> np.ndarray:
         """(n, actions) bool: what each request may do next."""

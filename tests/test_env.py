@@ -403,6 +403,26 @@ def test_bad_reset_options_are_answered(costs):
             env.reset(options=options)
 
 
+@pytest.mark.parametrize("action", [-1, 14, 1.5, None, "deep"])
+@pytest.mark.parametrize("control", ["apex", "switch"])
+def test_an_action_out_of_range_is_refused_and_moves_nothing(costs, control, action):
+    env = SpecEnv(**config(costs, control=control))
+    assert env.action_space.n == 14
+    env.reset(seed=0)
+    env.step(1)
+    before = env.position
+    with pytest.raises(gym.error.InvalidAction):
+        env.step(action)
+    assert env.position == before
+    vector = SpecVectorEnv(3, **config(costs, control=control))
+    vector.reset(seed=0)
+    state = vector.slots.state.copy()
+    for actions in (np.array([0, action, 1]), np.zeros(2, dtype=int), np.zeros((3, 1), dtype=int)):
+        with pytest.raises(gym.error.InvalidAction):
+            vector.step(actions)
+    assert (vector.slots.state == state).all()
+
+
 def test_gym_make_needs_no_import():
     code = (
         "import gymnasium as gym; e = gym.make('apexsim:ApexSpec-v0'); e.reset(seed=0); print(e.step(2)[4]['request'])"

@@ -177,3 +177,10 @@ def test_a_new_policy_is_one_decorated_builder(program):
         assert len(source.splitlines()) <= 32
     finally:
         policies._SPECS.pop("additive-increase", None)
+
+
+def test_a_policy_that_acts_out_of_range_is_named(program):
+    policy = policies.build("ar", context(program))
+    policy.action = len(program.space.pairs)
+    with pytest.raises(PolicyError, match="policy Fixed gave actions"):
+        replay.run_policy(program, policy)
