@@ -53,8 +53,8 @@ class SpecEnv(gym.Env):
     | rule | per block | |
     |---|---|---|
     | time | (plain seconds of the emitted tokens - block seconds) / c_0 - waste_weight * wasted | the default: additive, the undiscounted return is the time saved over plain decoding, less the price of waste, whatever the number of blocks |
-    | utility | APEX's u (arXiv:2610.07780, Eq. 25, profile APEX-B) | a mean over blocks in the paper; **summed, it pays for taking more blocks** where it is positive, and for taking fewer where it is negative: see docs/environment.md for a measured case |
-    | goodput | emitted * c_0 / block seconds | the same warning |
+    | utility | APEX's u (arXiv:2610.07780, Eq. 25, profile APEX-B) | it ranks depths within a block; **summed, it pays for taking more blocks**, since it is positive for nearly all. Measured on the test split of smollm2-cpu: never drafting sums to 13,989 in 74 s, depth 8 to 7,887 in 45 s (docs/environment.md) |
+    | goodput | emitted * c_0 / block seconds | the same warning: 4,560 and 3,543 |
 
     **Endings.** A request that ends (end of sequence, or its recorded max_tokens) is terminated; one whose log was cut short is
     truncated. The reward of the last block counts its whole latency.
