@@ -10,7 +10,7 @@ import polars as pl
 
 from apexsim import features, schema, survival
 from apexsim.cost import CostProfile
-from apexsim.errors import ApexSimError, UsageError, choices
+from apexsim.errors import ApexSimError, ProfileError, UsageError, choices
 from apexsim.kernels.blocks import Tables, autoregressive_seconds
 from apexsim.protocol import ActionSpace
 from apexsim.traces import Bundle
@@ -169,12 +169,15 @@ def _costs(bundle: Bundle, profile: CostProfile, space: ActionSpace, context: np
     knots = np.array(sorted({knot for surface in surfaces for knot in surface.knots()}))
     verify = np.zeros((deepest + 2, knots.size))
     draft = np.zeros((len(prices), deepest + 1, knots.size))
-    for c, at in enumerate(knots):
-        for tokens in range(1, deepest + 2):
-            verify[tokens, c] = profile.verify.seconds(tokens, at)
-        for m, price in enumerate(prices):
-            for steps in range(1, deepest + 1):
-                draft[m, steps, c] = price.draft.seconds(steps, at)
+    try:
+        for c, at in enumerate(knots):
+            for tokens in range(1, deepest + 2):
+                verify[tokens, c] = profile.verify.seconds(tokens, at)
+            for m, price in enumerate(prices):
+                for steps in range(1, deepest + 1):
+                    draft[m, steps, c] = price.draft.seconds(steps, at)
+    except ProfileError as error:
+        raise ProfileError(f"cost profile {profile.name}: {error}") from error
     overhead = [profile.overhead_s if price.overhead_s is None else price.overhead_s for price in prices]
     knot = np.clip(np.searchsorted(knots, context, side="right") - 1, 0, knots.size - 2)
     return {

@@ -47,7 +47,9 @@ class BestFixed:
         return Hindsight(program).fixed_by_workload(self.chosen)
 
 
-@register("ar", family="fixed", source="plain decoding", variants=lambda name, space: [name])
+@register(
+    "ar", family="fixed", source="plain decoding", variants=lambda name, space: [name] if 0 in space.depths else []
+)
 def build_ar(context: Context, args: tuple[str, ...]) -> Policy:
     if args:
         raise PolicyError(f"policy 'ar' takes no further parts, got {':'.join(args)!r}")

@@ -94,6 +94,32 @@ def test_the_same_command_gives_the_same_bytes_on_one_thread_or_two(run, bundle,
     assert written[0] == written[2]
 
 
+@pytest.mark.parametrize("depths", ["3", "1,6", "0"])
+def test_all_policies_fit_any_choice_of_depths(run, bundle, tmp_path, depths):
+    args = (
+        "--cost-profile",
+        tmp_path / "costs.json",
+        "--depths",
+        depths,
+        "--out",
+        tmp_path / "out",
+        "--json",
+        "--quiet",
+    )
+    status, out, _ = run("compare", bundle, *args)
+    names = {row["policy"] for row in json.loads(out)["rows"]}
+    assert status == 0
+    assert ("ar" in names) == (depths == "0")
+    assert {"oracle", "best-fixed"} <= names
+
+
+def test_a_profile_that_ends_too_early_is_named(run, bundle, tmp_path):
+    rows = {"1": {"0": 10.0, "1": 11.0, "2": 12.0}}
+    (tmp_path / "itl.json").write_text(json.dumps({"batch_stats": rows}))
+    status, _, error = run("compare", bundle, "--cost-profile", tmp_path / "itl.json", "--out", tmp_path / "out")
+    assert (status, "cost profile itl: prices at most 3 tokens, asked for 4; lower --depths" in error) == (1, True)
+
+
 def test_compare_json_is_the_results_file(run, bundle, tmp_path):
     args = ("--cost-profile", tmp_path / "costs.json", "--policies", "all-fixed", "--out", tmp_path / "out")
     status, out, _ = run("compare", bundle, *args, "--json", "--quiet")
