@@ -108,7 +108,10 @@ def cell(row: dict[str, Any], key: str, form: str) -> str:
         return f"{value[0]:.3f} to {value[1]:.3f}"
     if key == "policy":
         seed = f" (seed {row['seed']})" if row["seed"] else ""
-        resolved = "" if row["resolved"] == value or len(row["resolved"]) > 40 else f" → {row['resolved']}"
+        chosen = row["resolved"]  # what best-fixed came down to, where that is one configuration
+        resolved = (
+            f" → {chosen}" if chosen != value and ("fixed:" in chosen or chosen == "ar") and ";" not in chosen else ""
+        )
         return f"{value}{resolved}{seed}"
     return format(value, form)
 

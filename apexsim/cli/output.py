@@ -43,9 +43,10 @@ def note(message: str, quiet: bool) -> None:
 
 @contextmanager
 def progress(quiet: bool) -> Iterator[Progress]:
-    """A progress bar on standard error; silent with ``quiet``."""
+    """A progress bar on standard error where that is a terminal; none with ``quiet``."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=quiet, transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal, transient=True) as bar:
         yield bar
 
 
