@@ -15,8 +15,8 @@ from apexsim.program import compile_program
 from apexsim.reference import Reference, requests
 from apexsim.replay import run_constant
 from apexsim.traces import Bundle
+from policies.fixed import SWEEP
 
-SWEEP = (1, 2, 4, 8, 16)
 REPEATS = 5
 
 

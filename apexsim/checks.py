@@ -40,6 +40,20 @@ def check_bundle(meta: Mapping[str, Any], tables: Tables, path: Path) -> None:
 
 
 def _check_meta(meta: Mapping[str, Any], file: Path) -> None:
+    shapes = {
+        "name": str,
+        "engine": dict,
+        "sampling": dict,
+        "checksums": dict,
+        "exactness": dict,
+        "notes": list,
+        "import": dict,
+    }
+    for key, kind in shapes.items():
+        if key in meta and not isinstance(meta[key], kind):
+            raise BundleError(f"{file}: {key} must be a {kind.__name__}, is {meta[key]!r}")
+    if not all(isinstance(note, str) for note in meta.get("notes", [])):
+        raise BundleError(f"{file}: notes must be a list of texts")
     kmax = meta["kmax"]
     if not isinstance(kmax, int) or not 1 <= kmax <= schema.KMAX_LIMIT:
         raise BundleError(f"{file}: kmax is {kmax!r}; allowed: 1..{schema.KMAX_LIMIT}")

@@ -23,6 +23,8 @@ SCHEMA = "apexsim.cost/1"
 SHIPPED = Path(__file__).parent / "profiles"
 FAR_CONTEXT = 2**20
 """Tokens: beyond any context priced; linear surfaces are exact between 0 and here."""
+A_DAY = 86_400.0
+"""Seconds: nothing priced takes longer."""
 SUSPECT_RATIO = 3.0
 """A table cell this many times both its neighbours, at the next smaller batch and at the next smaller k, is taken for a typo."""
 
@@ -148,7 +150,10 @@ def load_profile(name: str | Path) -> CostProfile:
     except ValueError as error:
         raise ProfileError(f"{file}: not JSON: {error}") from error
     if isinstance(data, dict) and "batch_stats" in data:
-        return from_step_table(data, file.stem)
+        try:
+            return from_step_table(data, file.stem)
+        except (TypeError, ValueError, AttributeError, IndexError) as error:
+            raise ProfileError(f"{file}: batch_stats must map batch sizes to k to milliseconds: {error}") from error
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise ProfileError(f"{file}: key 'schema' must be {SCHEMA!r}, or the file a vLLM table with 'batch_stats'")
     try:
@@ -159,12 +164,10 @@ def load_profile(name: str | Path) -> CostProfile:
             for key, value in data["methods"].items()
         }
         keys = {key: value for key, value in data.items() if key not in ("schema", "verify", "methods", "notes")}
-        profile = CostProfile(
-            verify=_surface(data["verify"], "verify"), methods=methods, notes=tuple(data.get("notes", ())), **keys
-        )
+        profile = CostProfile(verify=_surface(data["verify"], "verify"), methods=methods, notes=_notes(data), **keys)
     except KeyError as error:
         raise ProfileError(f"{file}: missing key {error}") from error
-    except (TypeError, AttributeError) as error:
+    except (TypeError, AttributeError, ValueError, IndexError, OverflowError) as error:
         raise ProfileError(f"{file}: {error}") from error
     except ProfileError as error:
         raise ProfileError(f"{file}: {error}") from error
@@ -200,6 +203,8 @@ def from_step_table(data: Mapping[str, Any], name: str) -> CostProfile:
         cells = np.array([[float(stats[b][k]) for k in depths] for b in batches])
     except KeyError as error:
         raise ProfileError(f"{name}: batch_stats has no k {error} at every batch size") from error
+    if not cells.size or not np.isfinite(cells).all() or cells.min() <= 0:
+        raise ProfileError(f"{name}: batch_stats must hold positive milliseconds")
     notes = ["step times include drafting; every method pays the same"]
     for b in range(1, len(batches)):
         for k in range(1, len(depths)):
@@ -221,6 +226,13 @@ def from_step_table(data: Mapping[str, Any], name: str) -> CostProfile:
     return profile
 
 
+def _notes(data: Mapping[str, Any]) -> tuple[str, ...]:
+    notes = data.get("notes", [])
+    if not isinstance(notes, list):
+        raise ProfileError("notes must be a list of texts")
+    return tuple(notes)
+
+
 def _place(knots: tuple[float, ...], at: float) -> tuple[tuple[int, float], ...]:
     """The knots around a value with their weights, for linear interpolation; the nearest alone outside."""
     high = bisect_left(knots, at)
@@ -239,7 +251,7 @@ def _surface(data: Mapping[str, Any], key: str) -> Surface:
         raise ProfileError(f"{key}.form is {form!r}; allowed: linear, table")
     axes = {name: tuple(float(v) for v in rest[name]) for name in ("batch", "tokens", "context")}
     for name, knots in axes.items():
-        if not knots or list(knots) != sorted(set(knots)):
+        if not knots or list(knots) != sorted(set(knots)) or not all(map(math.isfinite, knots)):
             raise ProfileError(f"{key}.{name} must be ascending and not empty")
     values = np.asarray(rest["seconds"], dtype=float)
     if values.shape != tuple(len(knots) for knots in axes.values()):
@@ -248,6 +260,11 @@ def _surface(data: Mapping[str, Any], key: str) -> Surface:
 
 
 def _check(profile: CostProfile, file: Path) -> None:
+    for name, kind in (("name", str), ("kind", str), ("source", str), ("tail_draft", bool)):
+        if type(getattr(profile, name)) is not kind:
+            raise ProfileError(f"{file}: {name} is {getattr(profile, name)!r}; must be a {kind.__name__}")
+    if not all(isinstance(note, str) for note in profile.notes):
+        raise ProfileError(f"{file}: notes must be a list of texts")
     if profile.sync_mode != "each":
         raise ProfileError(f"{file}: sync_mode is {profile.sync_mode!r}; allowed: each")
     _check_surface(profile.verify, f"{file}: verify", positive=True)
@@ -274,5 +291,6 @@ def _check_surface(surface: Surface, where: str, positive: bool = False) -> None
 
 
 def _check_seconds(value: Any, where: str, positive: bool = False) -> None:
-    if not isinstance(value, int | float) or not math.isfinite(value) or value < 0 or (positive and value == 0):
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value < A_DAY or (positive and value == 0):
         raise ProfileError(f"{where} is {value!r}; must be finite {'positive' if positive else 'non-negative'} seconds")

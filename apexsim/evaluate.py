@@ -74,7 +74,7 @@ class Evaluation:
     def _run(self, entry: Entry) -> Replay:
         if isinstance(entry.policy, Planner):
             return replay.run_plan(self.program, entry.policy.plan(self.program))
-        result = replay.run_policy(self.program, entry.policy, entry.seed)
+        result = replay.run_policy(self.program, entry.policy, entry.seed, lockstep=not self.charge_controller)
         if not self.charge_controller:
             return Replay(result.totals, result.resolved)
         share = result.totals.blocks / max(int(result.totals.blocks.sum()), 1)

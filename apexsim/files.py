@@ -2,46 +2,74 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from apexsim.errors import UsageError
 
 
-def check_replaceable(target: Path, marker: str) -> None:
-    """Refuses to write over anything but an empty directory or an earlier output of the same kind, which holds ``marker``.
+@dataclass(frozen=True)
+class Kind:
+    """A kind of output directory: how to tell an earlier one, and every name it may hold.
 
-    Raises:
-        UsageError: ``target`` exists and is something else.
+    Attributes:
+        marker: The JSON file that tells it.
+        schema: The value of ``schema`` in the marker.
+        names: Files and folders it consists of.
     """
-    if target.exists() and (not target.is_dir() or (any(target.iterdir()) and not (target / marker).is_file())):
-        raise UsageError(f"{target}: exists and is not an earlier output (no {marker} in it); choose another --out")
+
+    marker: str
+    schema: str
+    names: frozenset[str]
+
+    def check(self, target: Path) -> None:
+        """Refuses to replace anything but an empty directory or an earlier output of this kind with nothing else in it.
+
+        Raises:
+            UsageError: ``target`` exists and is something else.
+        """
+        if not target.exists():
+            return
+        held = {path.name for path in target.iterdir()} if target.is_dir() else set()
+        ours = target.is_dir() and (not held or (self._marked(target / self.marker) and held <= self.names))
+        if not ours:
+            foreign = sorted(held - self.names) or [self.marker if target.is_dir() else "a file"]
+            raise UsageError(f"{target}: exists and is not an earlier output ({foreign[0]}); choose another --out")
+
+    def _marked(self, marker: Path) -> bool:
+        try:
+            content = json.loads(marker.read_bytes())
+        except (OSError, ValueError):
+            return False
+        return isinstance(content, dict) and content.get("schema") == self.schema
 
 
 @contextmanager
-def atomic_directory(target: Path, marker: str) -> Iterator[Path]:
+def atomic_directory(target: Path, kind: Kind) -> Iterator[Path]:
     """Yields a scratch directory beside ``target`` that takes its place when the block ends without an error.
 
-    Args:
-        target: The directory to make; see ``check_replaceable``.
-        marker: Name of the file that tells an earlier output.
-
     Raises:
-        UsageError: ``target`` exists and is something else.
+        UsageError: ``target`` exists and is not an earlier output of the kind, or cannot be written beside.
     """
-    target = target.absolute()
-    check_replaceable(target, marker)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    target = target.resolve()
+    kind.check(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise UsageError(f"--out {target}: cannot be written: {error.strerror}") from error
     scratch.chmod(0o755)
+    old = scratch.with_name(scratch.name + ".old")
     try:
         yield scratch
-        old = scratch.with_name(scratch.name + ".old")
         if target.exists():
+            kind.check(target)  # again: somebody may have put a file there meanwhile
             target.rename(old)
         scratch.rename(target)
         shutil.rmtree(old, ignore_errors=True)

@@ -26,6 +26,9 @@ class ActionSpace:
         if list(self.depths) != sorted(set(self.depths)) or not self.depths or self.depths[0] < 0:
             raise UsageError(f"--depths must be ascending, not negative and not empty; got {choices(self.depths)}")
 
+        if len(set(self.methods)) != len(self.methods):
+            raise UsageError(f"--methods must name each method once; got {choices(self.methods)}")
+
     @property
     def pairs(self) -> list[tuple[int, int]]:
         """(method index, depth) of every action."""

@@ -112,15 +112,16 @@ def outcome_of(steps: Steps) -> Outcome:
     return Outcome(depth, drafted, accepted, emitted, steps.outcome[:, kernels.SECONDS].copy())
 
 
-def run_policy(program: Program, policy: Policy, seed: int = 0, concurrency: int = 1) -> Replay:
+def run_policy(program: Program, policy: Policy, seed: int = 0, concurrency: int = 1, lockstep: bool = True) -> Replay:
     """A policy acting block by block.
 
-    A policy without memory across requests runs all of them in lockstep. One with memory sees them in an order of
-    arrival drawn from ``seed``, with ``concurrency`` requests in flight; slots are reused.
+    A policy without memory across requests runs all of them in lockstep, unless that is forbidden: decision time then is
+    that of one request at a time. One with memory sees them in an order of arrival drawn from ``seed``, with
+    ``concurrency`` requests in flight; slots are reused.
     """
     count = program.requests.height
     arrivals = np.random.default_rng(seed).permutation(count) if policy.persistent else np.arange(count)
-    in_flight = min(concurrency, count) if policy.persistent else count
+    in_flight = count if lockstep and not policy.persistent else min(concurrency, count)
     rule = np.zeros(kernels.RULES)
     rule[kernels.STEP_S], rule[kernels.SYNC_S] = program.step_s, program.sync_s(policy.methods)
     episodes = make_episodes(program, rule)
@@ -128,6 +129,7 @@ def run_policy(program: Program, policy: Policy, seed: int = 0, concurrency: int
     queue, cursor = arrivals[in_flight:].astype(np.int64), np.zeros(1, dtype=np.int64)
     totals = empty_totals(count)
     controller_s = 0.0
+    allowed = _allowed(program, policy)
     kernels.begin(program.tables, episodes, slots, slot, steps.obs)
     policy.reset(slot)
     while slot.size:
@@ -135,10 +137,10 @@ def run_policy(program: Program, policy: Policy, seed: int = 0, concurrency: int
         started = time.perf_counter()
         actions = policy.act(steps.obs, slot)
         controller_s += time.perf_counter() - started
-        if actions.shape != slot.shape or actions.min() < 0 or actions.max() >= len(program.space.pairs):
-            allowed = f"{slot.size} of 0..{len(program.space.pairs) - 1}"
-            raise PolicyError(f"policy {type(policy).__name__} gave actions {actions!r}; allowed: {allowed}")
-        kernels.step(program.tables, episodes, slots, actions, np.ones(slot.size), queue, cursor, steps)
+        _check_actions(program, policy, actions, slot.size, allowed)
+        kernels.step(
+            program.tables, episodes, slots, actions.astype(np.int64), np.ones(slot.size), queue, cursor, steps
+        )
         outcome = outcome_of(steps)
         started = time.perf_counter()
         policy.update(slot, actions, outcome)
@@ -160,3 +162,23 @@ def run_policy(program: Program, policy: Policy, seed: int = 0, concurrency: int
             slots = Slots(*(part[alive] for part in slots))
             steps = Steps(*(part[alive] for part in steps))
     return Replay(totals, None, controller_s)
+
+
+def _allowed(program: Program, policy: Policy) -> np.ndarray:
+    """(A,) bool: the actions that use a method the policy has configured, or none."""
+    tables = program.tables
+    rows = [program.space.methods.index(method) for method in policy.methods]
+    return np.isin(tables.action_method, rows) | (tables.action_depth == 0)
+
+
+def _check_actions(program: Program, policy: Policy, actions: np.ndarray, count: int, allowed: np.ndarray) -> None:
+    """Refuses actions the kernels, which check no bounds, must not see, and methods the policy does not pay sync for."""
+    name = type(policy).__name__
+    if not isinstance(actions, np.ndarray) or actions.shape != (count,) or actions.dtype.kind not in "iu":
+        raise PolicyError(f"policy {name} must give {count} whole numbers, gave {actions!r}")
+    if actions.min() < 0 or actions.max() >= allowed.size:
+        raise PolicyError(f"policy {name} gave an action out of range: {actions!r}; allowed: 0..{allowed.size - 1}")
+    if not allowed[actions].all():
+        row = int(program.tables.action_method[actions[~allowed[actions]][0]])
+        method = program.space.methods[row]
+        raise PolicyError(f"policy {name} used method {method!r}, which it does not configure: {policy.methods}")

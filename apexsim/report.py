@@ -10,10 +10,12 @@ from typing import Any
 
 import polars as pl
 
-from apexsim.files import atomic_directory
+from apexsim.files import Kind, atomic_directory
 
 SCHEMA = "apexsim.results/1"
 MARKER = "results.json"
+DIRECTORY = Kind(MARKER, SCHEMA, frozenset({MARKER, "results.parquet", "requests.parquet", "figures", "report.html"}))
+"""What the results of a comparison look like on disk."""
 COLUMNS = (
     ("policy", "policy", ""),
     ("speedup", "speed-up", ".3f"),
@@ -83,7 +85,7 @@ def write_results(
 
     results = {"schema": SCHEMA, "provenance": provenance, "rows": list(rows)}
     overall = [row for row in rows if row["workload"] == "all"]
-    with atomic_directory(out, MARKER) as scratch:
+    with atomic_directory(out, DIRECTORY) as scratch:
         (scratch / MARKER).write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
         pl.DataFrame(rows, infer_schema_length=None).write_parquet(scratch / "results.parquet")
         requests.write_parquet(scratch / "requests.parquet")

@@ -16,8 +16,6 @@ SCHEMA = "apexsim.trace/1"
 SPLITS = ("train", "validation", "test")
 FINISH_REASONS = ("stop", "length", "cut")
 """stop: end of sequence; length: max_tokens reached; cut: the log ends before the request does."""
-COPY_KINDS = ("ngram", "suffix")
-"""Method kinds that copy tokens from the context: they have no network, may propose fewer tokens than asked, or none."""
 KMAX_LIMIT = 255
 
 ENTROPY_CEILING_NATS = 12.0

@@ -14,10 +14,12 @@ import polars as pl
 from apexsim import schema
 from apexsim.checks import check_bundle
 from apexsim.errors import BundleError, choices
-from apexsim.files import atomic_directory
+from apexsim.files import Kind, atomic_directory
 from apexsim.provenance import sha256
 
 BUNDLED = Path(__file__).parent / "bundles"
+DIRECTORY = Kind("meta.json", schema.SCHEMA, frozenset({"meta.json", *(f"{table}.parquet" for table in schema.TABLES)}))
+"""What a bundle looks like on disk."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Bundle:
 
 
 def split_of(group: str) -> str:
-    """The split of a source group, 60/20/20 by a hash of its name: the same in every bundle, for ever."""
+    """The split of a source group, 60/20/20 by a hash of its name alone. Recordings stratify it: ``real_runs.prompts``."""
     share = int.from_bytes(hashlib.sha256(group.encode()).digest()[:8], "big") / 2**64
     return "train" if share < 0.6 else "validation" if share < 0.8 else "test"
 
@@ -135,7 +137,7 @@ def write(bundle: Bundle, out: Path) -> Bundle:
     """
     meta = {**bundle.meta, "checksums": {}}
     check_bundle(meta, bundle.tables, out)
-    with atomic_directory(out, marker="meta.json") as scratch:
+    with atomic_directory(out, DIRECTORY) as scratch:
         for table, frame in bundle.tables.items():
             if frame.height or table == "requests":
                 file = scratch / f"{table}.parquet"
@@ -146,7 +148,7 @@ def write(bundle: Bundle, out: Path) -> Bundle:
 
 
 def describe(bundle: Bundle) -> dict[str, Any]:
-    """The facts of ``apexsim traces describe --json`` (design of the shape: docs/trace_schema.md)."""
+    """The facts that ``apexsim traces describe --json`` prints."""
     requests = bundle.requests
     return {
         "name": bundle.name,
@@ -190,10 +192,13 @@ def _describe_method(bundle: Bundle, method: str) -> dict[str, Any]:
 
 
 def _visited_mean(bundle: Bundle, method: str) -> float | None:
-    """Mean accepted length over the blocks a run at depth kmax visits: not the mean over positions (long accepts skip)."""
+    """Mean accepted length over the blocks a run at depth kmax visits: not the mean over positions, since long accepts skip.
+
+    A position where the method was not asked counts as one where nothing was accepted.
+    """
     total = visited = 0
     for _, rows in bundle.positions.group_by("request", maintain_order=True):
-        accepted = rows[f"accepted.{method}"].to_list()
+        accepted = rows[f"accepted.{method}"].fill_null(0).to_list()
         p = 0
         while p < len(accepted):
             total += accepted[p]

@@ -37,7 +37,6 @@ class BestFixed:
     """The constant of each workload that minimises J on some requests: those of the train split, or the scored ones."""
 
     scope = "method"
-    live = False
 
     def __init__(self, chosen_on: Hindsight, space: ActionSpace) -> None:
         self.chosen = chosen_on.best_fixed_names()
@@ -80,5 +79,7 @@ def build_best_fixed(context: Context, args: tuple[str, ...]) -> Planner:
         raise PolicyError(f"policy 'best-fixed:{':'.join(args)}' is unknown; allowed: {choices(('', ':hindsight'))}")
     chosen_on = context.test if args else context.train
     if chosen_on is None:
-        raise PolicyError("policy 'best-fixed' needs requests in the train split, and the bundle has none")
+        raise PolicyError(
+            "policy 'best-fixed' needs requests in the train split, and none of those selected lies there"
+        )
     return BestFixed(chosen_on, context.space)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from apexsim.errors import PolicyError, choices
 from apexsim.features import remaining_tokens
 from apexsim.protocol import ActionSpace, Outcome, Policy
 from policies import Context, register
 
 START_DEPTH = 5
+SOURCE = "Hugging Face transformers, assisted generation"
 
 
 class HfHeuristic:
@@ -18,7 +20,7 @@ class HfHeuristic:
     A depth only partly drafted counts as fully accepted only when accepted == k; nothing drafted leaves k unchanged.
     ``heuristic`` keeps the depth from one request to the next, ``heuristic_transient`` starts each at 5. A draft is never
     asked to be longer than the tokens the request may still emit. Where the source is silent: the depth submitted is the
-    deepest selected depth that is not deeper than the rule's.
+    deepest selected depth that is not deeper than the rule's; depth 1, where the rule bottoms out, must be selected.
 
     Args:
         space: The actions.
@@ -58,8 +60,13 @@ class HfHeuristic:
 
 
 def _register(name: str, transient: bool) -> None:
-    @register(name, family="heuristics", signals=("accepted",), source="Hugging Face transformers, assisted generation")
+    def variants(name: str, space: ActionSpace) -> list[str]:
+        return [f"{name}:{method}" for method in space.methods] if 1 in space.depths else []
+
+    @register(name, family="heuristics", signals=("accepted",), source=SOURCE, variants=variants)
     def build(context: Context, args: tuple[str, ...]) -> Policy:
+        if 1 not in context.space.depths:
+            raise PolicyError(f"policy {name!r} needs depth 1 among --depths, got {choices(context.space.depths)}")
         return HfHeuristic(context.space, context.one_method(name, args), transient)
 
 

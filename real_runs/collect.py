@@ -18,7 +18,7 @@ from typing import Any
 
 from apexsim import provenance, schema, traces
 from apexsim.errors import UsageError, choices
-from apexsim.files import check_replaceable, write_atomic
+from apexsim.files import write_atomic
 from apexsim.traces import Bundle
 from real_runs import assemble, engine, models, prompts, recording
 from real_runs.assemble import MeasuredRun
@@ -147,7 +147,7 @@ def check_options(options: CollectOptions) -> None:
     for name, value in positive.items():
         if value < 1:
             raise UsageError(f"{name} {value}: must be at least 1")
-    check_replaceable(options.out, marker="meta.json")
+    traces.DIRECTORY.check(options.out)
 
 
 def fingerprint(options: CollectOptions, engine_version: str) -> dict[str, Any]:

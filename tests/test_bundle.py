@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -57,7 +56,22 @@ def test_writing_replaces_a_bundle_but_nothing_else(good, tmp_path):
     with pytest.raises(UsageError, match="not an earlier output"):
         traces.write(good, tmp_path / "other")
     assert (tmp_path / "other" / "thesis.txt").read_text() == "mine"
+    (tmp_path / "other" / "meta.json").write_text("{}")  # a common name is no licence
+    with pytest.raises(UsageError, match="not an earlier output"):
+        traces.write(good, tmp_path / "other")
+    (tmp_path / "b" / "notes.txt").write_text("mine")  # a bundle somebody keeps other things in
+    with pytest.raises(UsageError, match=r"not an earlier output \(notes\.txt\)"):
+        traces.write(good, tmp_path / "b")
+    assert (tmp_path / "b" / "notes.txt").read_text() == "mine"
     assert {p.name for p in tmp_path.iterdir()} == {"b", "other"}
+
+
+def test_a_link_is_followed_to_the_bundle_it_names(good, tmp_path):
+    traces.write(good, tmp_path / "real")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    traces.write(good, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert {p.name for p in tmp_path.iterdir()} == {"real", "link"}
 
 
 @pytest.mark.parametrize("file", ["requests.parquet", "positions.parquet", "meta.json"])
@@ -232,6 +246,9 @@ def test_codes_round_trip_within_half_a_step(codec):
 
 
 def test_every_bundled_trace_is_valid():
+    assert "smollm2-cpu" in traces.bundled()
     for name in traces.bundled():
-        traces.load(name)
-    assert Path(traces.BUNDLED).name == "bundles"
+        bundle = traces.load(name)
+        for facts in bundle.meta["exactness"].values():
+            assert facts["share_equal"] >= 0.999
+            assert facts["drafting_blocks"] > 1000

@@ -107,19 +107,45 @@ def test_specdecode_bench_with_tokens_adds_the_suffix_method(tmp_path):
         import_trace("specdecode-bench", [files[1], lines(tmp_path / "combined_code.jsonl", rows)], Path("x"))
 
 
+GOOD_LIST = {"id": "a", "prompt_len": 3, "gen_len": 2, "acc_eagle": [1, 1], "acc_ngram": [1, 1]}
 BAD_LISTS = [
-    ({"id": "a", "prompt_len": 3, "gen_len": 2, "acc_eagle": [1, 0], "acc_ngram": [1, 1]}, "numbers of at least 1"),
-    ({"id": "a", "prompt_len": 3, "gen_len": 2, "acc_eagle": ["x"], "acc_ngram": [1]}, "not a list of whole numbers"),
-    ({"id": "a", "prompt_len": 3, "acc_eagle": [1]}, "line 1: missing key 'acc_ngram'"),
-    ({"id": "a", "acc_eagle": [1], "acc_ngram": [1]}, "neither prompt_len nor token ids"),
+    ({"acc_eagle": [1, 0]}, r"acc_eagle: must be a list of whole numbers in 1\.\."),
+    ({"acc_eagle": ["x"]}, "acc_eagle: must be a list"),
+    ({"acc_ngram": [1.5, 1]}, "acc_ngram: must be a list"),
+    ({"acc_ngram": [True, 1]}, "acc_ngram: must be a list"),
+    ({"acc_ngram": None}, "acc_ngram: must be a list"),
+    ({"acc_ngram": [2**70]}, "acc_ngram: must be a list"),
+    ({"gen_len": "2"}, "gen_len is '2'; must be a whole number"),
+    ({"gen_len": None}, "gen_len is None"),
+    ({"prompt_len": 2**40}, "prompt_len is 1099511627776"),
+    ({"prompt_len": 3.7}, "prompt_len is 3.7"),
+    ({"prompt_token_ids": ["x"], "generated_token_ids": [1, 2]}, "prompt_token_ids: must be a list"),
 ]
 
 
 @pytest.mark.parametrize(("row", "message"), BAD_LISTS)
 def test_a_bad_list_is_refused_by_file_and_request(tmp_path, row, message):
     with pytest.raises(ImportFormatError, match=message) as raised:
-        import_trace("specdecode-bench", [lines(tmp_path / "combined_x.jsonl", [row])], Path("x"))
+        import_trace("specdecode-bench", [lines(tmp_path / "combined_x.jsonl", [GOOD_LIST | row])], Path("x"))
     assert "combined_x.jsonl" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_missing_keys_and_mixed_lines_are_named(tmp_path):
+    file = tmp_path / "combined_x.jsonl"
+    with pytest.raises(ImportFormatError, match="line 1: missing key 'acc_ngram'"):
+        import_trace("specdecode-bench", [lines(file, [{"id": "a", "acc_eagle": [1]}])], Path("x"))
+    with pytest.raises(ImportFormatError, match="neither prompt_len nor token ids"):
+        import_trace("specdecode-bench", [lines(file, [{"id": "a", "acc_eagle": [1], "acc_ngram": [1]}])], Path("x"))
+    with_ids = GOOD_LIST | {"id": "b", "prompt_token_ids": [1, 2, 3], "generated_token_ids": [1, 2]}
+    with pytest.raises(ImportFormatError, match="token ids must be in every line, or in none"):
+        import_trace("specdecode-bench", [lines(file, [GOOD_LIST, with_ids])], Path("x"))
+    file.write_text("\n")
+    with pytest.raises(ImportFormatError, match=r"combined_x\.jsonl: empty"):
+        import_trace("specdecode-bench", [file], Path("x"))
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(ImportFormatError, match="not UTF-8 text"):
+        import_trace("specdecode-bench", [file], Path("x"))
 
 
 def test_unknown_formats_files_and_lines_are_named(tmp_path):
@@ -163,6 +189,47 @@ def test_rounds_jsonl_clips_the_last_block_and_drops_ghosts(tmp_path):
     ended = import_trace("rounds-jsonl", [rounds(tmp_path, [2, 4], 8, eos=True)], Path("x"))
     assert ended.blocks["emitted"].to_list() == [3, 4]
     assert ended.requests["finish_reason"].to_list() == ["stop"]
+
+
+BAD_ROUNDS = [
+    ({"accepted_draft": 5}, r"accepted_draft is 5; must be a whole number in 0\.\.4"),
+    ({"start_pos": 21}, "starts at p 2; the rounds before end at 1"),
+    ({"t_propose_ms": None}, "t_propose_ms is None"),
+    ({"round_idx": "0"}, "round_idx is '0'"),
+    ({"uid": 9}, "uid '9' has no line in"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_ROUNDS)
+def test_a_bad_round_is_named(tmp_path, change, message):
+    file = rounds(tmp_path, [1], 3, eos=False)
+    row = json.loads(file.read_text())
+    with pytest.raises(ImportFormatError, match=message):
+        import_trace("rounds-jsonl", [lines(file, [row | change])], Path("x"))
+
+
+@pytest.mark.parametrize("summary", ["{", "[1]", '{"temperature": "hot"}'])
+def test_a_bad_summary_is_named(tmp_path, summary):
+    file = rounds(tmp_path, [1, 0], 3, eos=False)
+    (tmp_path / "run.summary.json").write_text(summary)
+    with pytest.raises(ImportFormatError, match=r"run\.summary\.json"):
+        import_trace("rounds-jsonl", [file], Path("x"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"accepted": [9]}, r"accepted: must be a list of whole numbers in 0\.\.6"),
+        ({"accepted": "23"}, "accepted: must be a list"),
+        ({"k": "6"}, "k is '6'"),
+        ({"temperature": None}, "temperature is None"),
+        ({"finish_reason": "tired"}, "finish_reason is 'tired'; allowed: stop, length, cut"),
+        ({"output_tokens": 1}, "no request with a round"),
+    ],
+)
+def test_a_bad_lossy_request_is_named(tmp_path, change, message):
+    with pytest.raises(ImportFormatError, match=message):
+        import_trace("eagle-lossy", [lines(tmp_path / "a.jsonl", [lossy([2, 3, 1], 6) | change])], Path("x"))
 
 
 def test_rounds_jsonl_needs_its_samples(tmp_path):

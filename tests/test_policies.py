@@ -179,8 +179,30 @@ def test_a_new_policy_is_one_decorated_builder(program):
         policies._SPECS.pop("additive-increase", None)
 
 
-def test_a_policy_that_acts_out_of_range_is_named(program):
+@pytest.mark.parametrize("action", [14, -1])
+def test_a_policy_that_acts_out_of_range_is_named(program, action):
     policy = policies.build("ar", context(program))
-    policy.action = len(program.space.pairs)
-    with pytest.raises(PolicyError, match="policy Fixed gave actions"):
+    policy.action = action
+    with pytest.raises(PolicyError, match="policy Fixed gave an action out of range"):
         replay.run_policy(program, policy)
+    policy.act = lambda obs, slots: np.zeros(slots.size)
+    with pytest.raises(PolicyError, match="whole numbers"):
+        replay.run_policy(program, policy)
+
+
+def test_a_policy_pays_for_every_method_it_uses(program):
+    """Without its sync a method would be cheaper than any oracle allows."""
+    policy = policies.build("fixed:eagle3:2", context(program))
+    policy.methods = ("ngram",)
+    with pytest.raises(PolicyError, match="used method 'eagle3', which it does not configure"):
+        replay.run_policy(program, policy)
+
+
+def test_methods_must_differ():
+    with pytest.raises(UsageError, match="each method once"):
+        ActionSpace(("ngram", "ngram"), (0, 1))
+
+
+def test_hf_heuristic_needs_depth_one():
+    with pytest.raises(PolicyError, match="needs depth 1 among --depths, got 0, 16"):
+        policies.build("hf-heuristic", Context(ActionSpace(("eagle3",), (0, 16))))

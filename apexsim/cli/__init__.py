@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -58,13 +59,21 @@ def main() -> None:
     except ApexSimError as error:
         _fail(str(error), 1)
     except ParserError as error:
-        _fail(error.format_message(), 2)  # type: ignore[attr-defined]
+        message = error.format_message()  # type: ignore[attr-defined]
+        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
+            print(message)
+            sys.exit(2)
+        _fail(message, 2)
     except (typer.Abort, KeyboardInterrupt):
         _fail("interrupted", 130)
     except BrokenPipeError:
         sys.exit(1)
     except OSError as error:
         _fail(str(error), 1)
+    except Exception as error:
+        if os.environ.get("APEXSIM_DEBUG"):
+            raise
+        _fail(f"unexpected {type(error).__name__}: {error} (APEXSIM_DEBUG=1 shows where)", 1)
     sys.exit(status if isinstance(status, int) else 0)
 
 

@@ -40,6 +40,8 @@ def bench(
     loaded = traces.load(bundle)
     if not loaded.every_position:
         raise UsageError(f"{bundle}: bench needs an every-position trace")
+    if any(loaded.positions[f"accepted.{method}"].null_count() for method in loaded.methods):
+        raise UsageError(f"{bundle}: bench needs a trace in which every method was asked at every position")
     profile = profile_for(loaded, cost_profile)
     results: dict[str, dict[str, Any]] = {}
     for part in wanted:

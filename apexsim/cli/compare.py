@@ -48,7 +48,6 @@ def compare(
     import polars as pl
 
     from apexsim import provenance, report
-    from apexsim.files import check_replaceable
 
     if concurrency != 1:
         raise UsageError(
@@ -69,7 +68,7 @@ def compare(
         jobs,
         charge_controller,
     )
-    check_replaceable(out, report.MARKER)
+    report.DIRECTORY.check(out)
     parts = [_replay(name, choice, quiet) for name in bundles]
     rows = [row for part in parts for row in part.rows]
     costs = ", ".join(dict.fromkeys(part.profile for part in parts))

@@ -50,6 +50,9 @@ def progress(quiet: bool) -> Iterator[Progress]:
         yield bar
 
 
+LARGEST = 1_000_000
+
+
 def names(text: str | None) -> list[str] | None:
     """A comma-separated list; None stays None."""
     if text is None:
@@ -69,5 +72,8 @@ def numbers(text: str | None, option: str) -> list[int] | None:
         low, dash, high = item.partition("-")
         if not low.isdecimal() or (dash and not high.isdecimal()):
             raise UsageError(f"{option}: {item!r} is not a whole number or a range such as 0-16")
-        out |= set(range(int(low), int(high if dash else low) + 1))
+        first, last = int(low), int(high if dash else low)
+        if not first <= last <= LARGEST:
+            raise UsageError(f"{option}: {item!r}: a range goes up, to {LARGEST} at most")
+        out |= set(range(first, last + 1))
     return sorted(out)

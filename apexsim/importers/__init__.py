@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from apexsim import schema
@@ -73,18 +74,46 @@ def json_lines(path: Path, keys: Sequence[str]) -> Iterator[dict[str, Any]]:
     Raises:
         ImportFormatError: A line is not a JSON object or lacks a key.
     """
-    with path.open() as handle:
-        for number, line in enumerate(handle, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise ImportFormatError(f"{path}, line {number}: not JSON: {error}") from error
-            for key in keys:
-                if not isinstance(row, dict) or key not in row:
-                    raise ImportFormatError(f"{path}, line {number}: missing key {key!r}")
-            yield row
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ImportFormatError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from error
+    if not any(line.strip() for line in lines):
+        raise ImportFormatError(f"{path}: empty")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ImportFormatError(f"{path}, line {number}: not JSON: {error}") from error
+        for key in keys:
+            if not isinstance(row, dict) or key not in row:
+                raise ImportFormatError(f"{path}, line {number}: missing key {key!r}")
+        yield row
+
+
+def whole(row: dict[str, Any], key: str, where: str, low: int = 0, high: int = 2**31 - 1) -> int:
+    """A whole number of a row within bounds; a JSON ``3.0``, ``"3"`` or ``true`` is none."""
+    value = row.get(key)
+    if type(value) is not int or not low <= value <= high:
+        raise ImportFormatError(f"{where}: {key} is {value!r}; must be a whole number in {low}..{high}")
+    return value
+
+
+def wholes(values: Any, where: str, low: int = 0, high: int = 2**31 - 1) -> np.ndarray:
+    """(n,) int64 of a list of whole numbers within bounds."""
+    if not isinstance(values, list) or any(type(value) is not int or not low <= value <= high for value in values):
+        raise ImportFormatError(f"{where}: must be a list of whole numbers in {low}..{high}")
+    return np.array(values, dtype=np.int64)
+
+
+def seconds(row: dict[str, Any], key: str, where: str) -> float:
+    """Milliseconds of a row, not negative, as seconds."""
+    value = row.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
+        raise ImportFormatError(f"{where}: {key} is {value!r}; must be non-negative milliseconds")
+    return value / 1e3
 
 
 def frame(table: str, rows: Sequence[dict[str, Any]]) -> pl.DataFrame:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from apexsim.errors import ImportFormatError
-from apexsim.importers import frame, json_lines, new_meta
+from apexsim.errors import ImportFormatError, choices
+from apexsim.importers import frame, json_lines, new_meta, whole, wholes
+from apexsim.schema import FINISH_REASONS, KMAX_LIMIT
 from apexsim.traces import Bundle, split_of
 
 KEYS = ("case", "source", "arm", "k", "temperature", "prompt_tokens", "output_tokens", "finish_reason", "accepted")
@@ -27,15 +28,25 @@ def read(paths: Sequence[Path], name: str) -> Bundle:
                 raise ImportFormatError(
                     f"{path}: request {row['case']!r}: arm {row['arm']!r} is lossy; allowed: strict*"
                 )
-            length, k = int(row["output_tokens"]), int(row["k"])
+            where = f"{path}: request {row['case']!r}"
+            length, k = whole(row, "output_tokens", where, low=1), whole(row, "k", where, low=1, high=KMAX_LIMIT)
+            prompt = whole(row, "prompt_tokens", where)
+            if not isinstance(row["temperature"], int | float) or not 0 <= row["temperature"] < 100:
+                raise ImportFormatError(
+                    f"{where}: temperature is {row['temperature']!r}; must be a non-negative number"
+                )
+            if row["finish_reason"] not in FINISH_REASONS:
+                raise ImportFormatError(
+                    f"{where}: finish_reason is {row['finish_reason']!r}; allowed: {choices(FINISH_REASONS)}"
+                )
             temperature = max(temperature, float(row["temperature"]))
             p = 1
-            for got in row["accepted"]:
+            for got in wholes(row["accepted"], f"{where}: accepted", high=k).tolist():
                 if p >= length:
                     ghosts += 1
                     continue
-                accepted = min(int(got), length - p)
-                after_end += int(got) - accepted
+                accepted = min(got, length - p)
+                after_end += got - accepted
                 emitted = min(accepted + 1, length - p)
                 blocks.append(
                     {
@@ -50,7 +61,7 @@ def read(paths: Sequence[Path], name: str) -> Bundle:
                         "accepted": accepted,
                         "emitted": emitted,
                         "batch_size": 1,
-                        "context_tokens": int(row["prompt_tokens"]) + p,
+                        "context_tokens": prompt + p,
                     }
                 )
                 p += emitted
@@ -62,14 +73,14 @@ def read(paths: Sequence[Path], name: str) -> Bundle:
                     "source_group": str(row["source"]),
                     "workload": workload,
                     "split": split_of(str(row["source"])),
-                    "prompt_tokens": int(row["prompt_tokens"]),
+                    "prompt_tokens": prompt,
                     "output_tokens": length,
                     "finish_reason": row["finish_reason"],
                     "aligned": True,
                 }
             )
-    if not requests:
-        raise ImportFormatError(f"{paths[0]}: no request")
+    if not blocks:
+        raise ImportFormatError(f"{paths[0]}: no request with a round")
     meta = {
         **new_meta(name),
         "target": {"name": "openai/gpt-oss-20b"},

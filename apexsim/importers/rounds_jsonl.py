@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from apexsim.errors import ImportFormatError
-from apexsim.importers import frame, json_lines, new_meta
+from apexsim.importers import frame, json_lines, new_meta, seconds, whole
+from apexsim.schema import KMAX_LIMIT
 from apexsim.traces import Bundle, split_of
 
 ROUND_KEYS = (
@@ -28,26 +29,34 @@ def read(paths: Sequence[Path], name: str) -> Bundle:
     samples, summary = (rounds[0].with_name(f"{stem}.{kind}") for kind in ("samples.jsonl", "summary.json"))
     if not samples.is_file():
         raise ImportFormatError(f"{samples}: missing; it must stand beside {rounds[0].name}")
-    facts: dict[str, Any] = json.loads(summary.read_text()) if summary.is_file() else {}
+    facts = _summary(summary)
     method = str(facts.get("algo", "draft"))
     by_request = defaultdict(list)
     for row in json_lines(rounds[0], ROUND_KEYS):
-        by_request[row["uid"]].append(row)
+        by_request[str(row["uid"])].append(row)
     requests: list[dict[str, Any]] = []
     blocks: list[dict[str, Any]] = []
     ghosts = 0
     for sample in json_lines(samples, SAMPLE_KEYS):
-        length, prompt = int(sample["n_output_tokens"]), int(sample["n_input_tokens"])
-        mine = sorted(by_request[sample["uid"]], key=lambda row: row["round_idx"])
+        where = f"{samples}: uid {sample['uid']!r}"
+        length, prompt = whole(sample, "n_output_tokens", where, low=1), whole(sample, "n_input_tokens", where)
+        where = f"{rounds[0]}: uid {sample['uid']!r}"
+        mine = sorted(by_request.pop(str(sample["uid"]), []), key=lambda row: whole(row, "round_idx", where))
         group = f"{sample['dataset']}/{sample['row_idx']}"
+        expected = 1
         ended = any(row["recovery_kind"] == "eos" for row in mine)
         for row in mine:
-            p = int(row["start_pos"]) - prompt + 1
+            p = whole(row, "start_pos", where) - prompt + 1
             if p >= length:  # the run was over: max_tokens was reached in the block before
                 ghosts += 1
                 continue
-            accepted = min(int(row["accepted_draft"]), length - p)
-            k = int(row["proposal_len"])
+            if p != expected:
+                raise ImportFormatError(
+                    f"{where}: round {row['round_idx']} starts at p {p}; the rounds before end at {expected}"
+                )
+            k = whole(row, "proposal_len", where, low=1, high=KMAX_LIMIT)
+            accepted = min(whole(row, "accepted_draft", where, high=k), length - p)
+            expected += min(accepted + 1, length - p)
             blocks.append(
                 {
                     "request": len(requests),
@@ -60,9 +69,9 @@ def read(paths: Sequence[Path], name: str) -> Bundle:
                     "drafted": k,
                     "accepted": accepted,
                     "emitted": min(accepted + 1, length - p),
-                    "draft_s": row["t_propose_ms"] / 1e3,
-                    "verify_s": (row["t_round_ms"] - row["t_propose_ms"]) / 1e3,
-                    "overhead_s": row.get("t_update_ms", 0.0) / 1e3,
+                    "draft_s": seconds(row, "t_propose_ms", where),
+                    "verify_s": seconds(row, "t_round_ms", where) - seconds(row, "t_propose_ms", where),
+                    "overhead_s": seconds({"t_update_ms": 0.0} | row, "t_update_ms", where),
                     "batch_size": 1,
                     "context_tokens": prompt + p,
                 }
@@ -80,9 +89,13 @@ def read(paths: Sequence[Path], name: str) -> Bundle:
                 "aligned": True,
             }
         )
-    if not requests:
-        raise ImportFormatError(f"{samples}: no request")
-    temperature = float(facts.get("temperature", 0.0))
+    if by_request:
+        raise ImportFormatError(f"{rounds[0]}: uid {next(iter(by_request))!r} has no line in {samples.name}")
+    if not blocks:
+        raise ImportFormatError(f"{rounds[0]}: no round of any request of {samples.name}")
+    temperature = facts.get("temperature", 0.0)
+    if not isinstance(temperature, int | float) or not 0 <= temperature < 100:
+        raise ImportFormatError(f"{summary}: temperature is {temperature!r}; must be a non-negative number")
     notes = ["blocks of one fixed depth: positions are known where a block started; the rest of a replay is modelled"]
     if temperature > 0:
         notes.append(f"sampled at temperature {temperature:g}: a replay at other depths is an approximation")
@@ -105,3 +118,16 @@ def read(paths: Sequence[Path], name: str) -> Bundle:
         "notes": notes,
     }
     return Bundle(meta, frame("requests", requests), blocks=frame("blocks", blocks))
+
+
+def _summary(file: Path) -> dict[str, Any]:
+    """What the run says about itself; nothing if it has no summary."""
+    if not file.is_file():
+        return {}
+    try:
+        facts = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise ImportFormatError(f"{file}: not JSON: {error}") from error
+    if not isinstance(facts, dict):
+        raise ImportFormatError(f"{file}: must be a JSON object")
+    return facts

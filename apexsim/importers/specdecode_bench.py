@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from apexsim.errors import ImportFormatError
-from apexsim.importers import frame, json_lines, new_meta
+from apexsim.importers import frame, json_lines, new_meta, whole, wholes
 from apexsim.kernels.match import longest_suffix, repeated_trigrams
 from apexsim.traces import Bundle, split_of
 
@@ -41,7 +41,7 @@ def read(paths: Sequence[Path], name: str) -> Bundle:
     for path in lists:
         workload = _workload(path)
         for row in json_lines(path, ("id", *LISTS.values())):
-            ids = tokens[workload].get(str(row["id"])) if tokens else _inline_tokens(row)
+            ids = tokens[workload].get(str(row["id"])) if tokens else _inline_tokens(row, path)
             if tokens and ids is None:
                 raise ImportFormatError(f"{path}: request {row['id']!r} is not in the token table of {workload!r}")
             obtained = {method: _obtained(path, row, key) for method, key in LISTS.items()}
@@ -49,21 +49,24 @@ def read(paths: Sequence[Path], name: str) -> Bundle:
             if ids is not None:
                 lengths.add(len(ids[1]))
             if "gen_len" in row:
-                lengths.add(int(row["gen_len"]))
+                lengths.add(whole(row, "gen_len", f"{path}: request {row['id']!r}"))
             length = min(lengths)
             clipped += len(lengths) > 1
             if length < 1:
                 raise ImportFormatError(f"{path}: request {row['id']!r} has no output")
+            if columns and ("match.suffix" in columns[0]) != (ids is not None):
+                raise ImportFormatError(f"{path}: request {row['id']!r}: token ids must be in every line, or in none")
             if ids is None and "prompt_len" not in row:
                 raise ImportFormatError(f"{path}: request {row['id']!r}: neither prompt_len nor token ids")
             identity = f"{workload}/{row['id']}"
+            prompt = len(ids[0]) if ids is not None else whole(row, "prompt_len", f"{path}: request {row['id']!r}")
             requests.append(
                 {
                     "request_id": identity,
                     "source_group": identity,
                     "workload": workload,
                     "split": split_of(identity),
-                    "prompt_tokens": len(ids[0]) if ids is not None else int(row["prompt_len"]),
+                    "prompt_tokens": prompt,
                     "output_tokens": length,
                     "finish_reason": "cut" if len(lengths) > 1 else "stop",
                     "aligned": len(lengths) == 1,
@@ -126,13 +129,7 @@ def _obtained(path: Path, row: dict[str, Any], key: str) -> np.ndarray:
     values = row[key]
     if isinstance(values, dict) and len(values) == 1:  # the raw files wrap each list in a dict of one drafter setting
         values = next(iter(values.values()))
-    try:
-        array = np.asarray(values, dtype=np.int64)
-    except (TypeError, ValueError) as error:
-        raise ImportFormatError(f"{path}: request {row['id']!r}: {key} is not a list of whole numbers") from error
-    if array.ndim != 1 or (array < 1).any():
-        raise ImportFormatError(f"{path}: request {row['id']!r}: {key} must hold numbers of at least 1")
-    return array
+    return wholes(values, f"{path}: request {row['id']!r}: {key}", low=1)
 
 
 def _tokens(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -140,18 +137,21 @@ def _tokens(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         table = pl.read_parquet(path, columns=list(TOKEN_COLUMNS))
     except Exception as error:
         raise ImportFormatError(f"{path}: not a token table with {', '.join(TOKEN_COLUMNS)}: {error}") from error
-    return {
-        str(key): (np.asarray(prompt, dtype=np.int32), np.asarray(output, dtype=np.int32))
-        for key, prompt, output in table.select(TOKEN_COLUMNS).iter_rows()
-    }
+    try:
+        return {
+            str(key): (np.asarray(prompt, dtype=np.int32), np.asarray(output, dtype=np.int32))
+            for key, prompt, output in table.select(TOKEN_COLUMNS).iter_rows()
+        }
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ImportFormatError(f"{path}: the id columns must hold lists of whole numbers: {error}") from error
 
 
-def _inline_tokens(row: dict[str, Any]) -> tuple[np.ndarray, np.ndarray] | None:
+def _inline_tokens(row: dict[str, Any], path: Path) -> tuple[np.ndarray, np.ndarray] | None:
     """The token ids of a raw line, which carries its own."""
     if not all(key in row for key in TOKEN_COLUMNS):
         return None
-    prompt, output = (np.asarray(row[key], dtype=np.int32) for key in TOKEN_COLUMNS[1:])
-    return prompt, output
+    prompt, output = (wholes(row[key], f"{path}: request {row['id']!r}: {key}") for key in TOKEN_COLUMNS[1:])
+    return prompt.astype(np.int32), output.astype(np.int32)
 
 
 def _workload(path: Path) -> str:
