@@ -1,7 +1,7 @@
 """Cost profiles: what a block costs in seconds, apart from any trace.
 
 Block seconds = draft(method, k, context) + verify(drafted + 1, context) + overhead(method) + sync of every configured
-method the block does not use. A profile is a JSON file (``docs/metrics.md`` shows one), a published set of coefficients
+method the block does not use. A profile is a JSON file (``apexsim/profiles`` holds two), a published set of coefficients
 shipped with ApexSim, a table of step times by batch and k, or fitted to the measured blocks of a bundle (``apexsim.fitting``).
 """
 

@@ -46,15 +46,22 @@ class Evaluation:
         program: The selected requests.
         hindsight: Optima of the same program, for the gaps closed.
         split: Name of the split, for the rows.
+        workload: The workload the program was restricted to, for the rows; None if it was not.
         charge_controller: Add the policies' measured decision time to their seconds.
     """
 
     def __init__(
-        self, program: Program, hindsight: Hindsight, split: str = "all", charge_controller: bool = False
+        self,
+        program: Program,
+        hindsight: Hindsight,
+        split: str = "all",
+        workload: str | None = None,
+        charge_controller: bool = False,
     ) -> None:
         self.program = program
         self.hindsight = hindsight
         self.split = split
+        self.overall = workload or "all"
         self.charge_controller = charge_controller
         self._references: dict[str, Totals] = {}
 
@@ -87,7 +94,7 @@ class Evaluation:
         names = sorted(set(workloads.tolist()))
         rows = []
         for item in scored:
-            rows.append(self._row(item, "all", np.ones(workloads.size, dtype=bool)))
+            rows.append(self._row(item, self.overall, np.ones(workloads.size, dtype=bool)))
             if len(names) > 1:
                 rows += [self._row(item, name, workloads == name) for name in names]
         return rows
@@ -141,7 +148,9 @@ class Evaluation:
             "seed": entry.seed,
             "trained_on": getattr(entry.policy, "trained_on", None),
             "requests": int(chosen.sum()),
-            "requests_skipped": program.skipped if workload == "all" else 0,
+            "requests_skipped": program.skipped
+            if workload == self.overall
+            else program.skipped_by_workload.get(workload, 0),
             "tokens": tokens,
             "blocks": blocks,
             "drafted": drafted,
@@ -164,7 +173,9 @@ class Evaluation:
             "gap_closed_switch": self._gap(cost, "oracle", chosen),
             "coverage": metrics.ratio(int(t.observed.sum()), blocks),
             "aligned": bool(program.requests["aligned"].to_numpy()[chosen].all()),
-            "controller_us_per_block": 1e6 * item.replay.controller_s / max(blocks, 1) if workload == "all" else 0.0,
+            "controller_us_per_block": 1e6 * item.replay.controller_s / max(blocks, 1)
+            if workload == self.overall
+            else 0.0,
         }
 
     def _objective(self, totals: Totals, chosen: np.ndarray) -> float:

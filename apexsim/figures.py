@@ -121,7 +121,7 @@ def _panel(axis: Axes, rows: Sequence[dict[str, Any]], bundle: str) -> None:
             marker=".",
             color=colour,
             lw=1.2,
-            label=f"fixed {method}, k = 1..16",
+            label=f"fixed {method}, k {points[0][2]} to {points[-1][2]}",
         )
         for x, y, depth in points:
             axis.annotate(f"k{depth}", (x, y), xytext=(4, -9), textcoords="offset points", fontsize=7, color=colour)

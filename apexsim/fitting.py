@@ -8,6 +8,9 @@ Each batch size that was measured is fitted apart.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 from scipy.optimize import isotonic_regression
@@ -58,15 +61,14 @@ def residuals(bundle: Bundle, profile: CostProfile) -> np.ndarray:
     timed = timed.filter(~outliers(timed)).filter(pl.col("method").is_in(bundle.methods), pl.col("depth") > 0)
     if not timed.height:
         raise ProfileError(f"{bundle.name}: has no timed blocks that draft: cost noise cannot be measured on it")
-    factors = []
     columns = ("method", "depth", "drafted", "context_tokens", "batch_size", "draft_s", "verify_s", "overhead_s")
-    for method, depth, drafted, context, batch, *seconds in timed.select(columns).iter_rows():
-        price = profile.method(method, bundle.meta["methods"][method]["kind"])
-        verify = profile.verify.seconds(drafted + 1, context, batch)
-        draft = price.draft.seconds(depth, context, batch) + price.verify_share * verify
-        overhead = profile.overhead_s if price.overhead_s is None else price.overhead_s
-        factors.append(sum(seconds) / (draft + verify + overhead))
-    return np.array(factors)
+    return np.array(
+        [
+            sum(seconds)
+            / _price(profile, method, bundle.meta["methods"][method]["kind"], depth, drafted, context, batch)
+            for method, depth, drafted, context, batch, *seconds in timed.select(columns).iter_rows()
+        ]
+    )
 
 
 def fit_profile(bundle: Bundle) -> CostProfile:
@@ -91,7 +93,7 @@ def fit_profile(bundle: Bundle) -> CostProfile:
             f"no pass of fewer than {smallest} tokens was measured: plain decoding is priced as {smallest} tokens"
         )
     plain = kept.filter(pl.col("method") == "")
-    batch = kept["batch_size"].min()
+    batch = int(kept["batch_size"].min())  # type: ignore[arg-type]
     overhead_s = _median((plain if plain.height else kept).filter(pl.col("batch_size") == batch)["overhead_s"])
     if not plain.height:
         notes.append("no run without a drafter was measured: its overhead is taken to be that of the runs with one")
@@ -115,7 +117,9 @@ def fit_profile(bundle: Bundle) -> CostProfile:
             overhead_s=_median(drafting.filter(pl.col("batch_size") == batch)["overhead_s"]),
             sync_s=max(idle_s, 0.0),
         )
-    return CostProfile(
+    if batch != 1:
+        notes.append(f"batch 1 was not measured: costs are those of batch {batch:g}")
+    profile = CostProfile(
         name=f"measured:{bundle.name}",
         kind="measured",
         source=f"measured blocks of {bundle.name} on {bundle.meta['hardware']}",
@@ -123,8 +127,37 @@ def fit_profile(bundle: Bundle) -> CostProfile:
         methods=methods,
         overhead_s=overhead_s,
         tail_draft=bool(bundle.meta["engine"].get("tail_draft", False)),
-        notes=tuple(notes),
     )
+    ratios = _priced_over_measured(bundle, profile, kept.filter(pl.col("batch_size") == batch))
+    notes.append(
+        f"priced over measured seconds of its own runs: {min(ratios):.2f} to {max(ratios):.2f} "
+        "(medians of skewed times are low, and the machine drifts between runs)"
+    )
+    return replace(profile, notes=tuple(notes))
+
+
+def _priced_over_measured(bundle: Bundle, profile: CostProfile, blocks: pl.DataFrame) -> list[float]:
+    """Per run, what its blocks cost under the profile over what they took."""
+    columns = ("run", "method", "depth", "drafted", "context_tokens", "batch_size", "draft_s", "verify_s", "overhead_s")
+    priced: dict[str, float] = defaultdict(float)
+    measured: dict[str, float] = defaultdict(float)
+    for run, method, depth, drafted, context, batch, *seconds in blocks.select(columns).iter_rows():
+        kind = bundle.meta["methods"][method]["kind"] if method else ""
+        priced[run] += _price(profile, method, kind, depth, drafted, context, batch)
+        measured[run] += sum(seconds)
+    return [priced[run] / measured[run] for run in priced]
+
+
+def _price(profile: CostProfile, method: str, kind: str, depth: int, drafted: int, context: int, batch: int) -> float:
+    """Seconds of a measured block under the profile; ``method`` is empty for an engine without a drafter."""
+    verify = profile.verify.seconds(drafted + 1, context, batch)
+    if not method:
+        return verify + profile.overhead_s
+    price = profile.method(method, kind)
+    if depth == 0:
+        return verify + profile.overhead_s + price.sync_s
+    overhead = profile.overhead_s if price.overhead_s is None else price.overhead_s
+    return price.draft.seconds(depth, context, batch) + (1 + price.verify_share) * verify + overhead
 
 
 def _surface(blocks: pl.DataFrame, tokens: str, seconds: str) -> Table:

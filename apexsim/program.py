@@ -29,7 +29,7 @@ class Program:
         seconds_ar: (R,) seconds of plain decoding.
         context: (P + R, C) float32 ``features.CONTEXT`` of p = 1..T of every request.
         requests: The rows of the bundle's requests that are replayed (T >= 2), in order.
-        skipped: Requests selected but not replayed, since T < 2.
+        skipped_by_workload: Requests selected but not replayed, since T < 2.
         bundle: Name of the bundle.
         profile: Name of the cost profile.
     """
@@ -40,9 +40,14 @@ class Program:
     seconds_ar: np.ndarray
     context: np.ndarray
     requests: pl.DataFrame
-    skipped: int
+    skipped_by_workload: dict[str, int]
     bundle: str
     profile: str
+
+    @property
+    def skipped(self) -> int:
+        """Requests selected but not replayed, in all."""
+        return sum(self.skipped_by_workload.values())
 
     @property
     def tokens(self) -> np.ndarray:
@@ -115,7 +120,8 @@ def compile_program(
     seconds_ar = np.empty(requests.height)
     autoregressive_seconds(table, seconds_ar)
     context = features.context_features(_text(bundle, rows))
-    skipped = len(rows) - requests.height
+    short = bundle.requests[rows].filter(pl.col("output_tokens") < 2)
+    skipped = dict(short.group_by("workload").len().sort("workload").iter_rows())
     return Program(table, space, step_s, seconds_ar, context, requests, skipped, bundle.name, profile.name)
 
 
@@ -250,8 +256,7 @@ def _outcomes(
         known = np.where(recorded.is_null().to_numpy(), -1, KNOWN_EXACTLY)
         accepted = recorded.fill_null(0).to_numpy().astype(np.int64)
     else:
-        accepted, known = _observed_blocks(bundle, method, starts, left)
-        drafted = np.full(left.size, bundle.kmax)
+        accepted, drafted, known = _observed_blocks(bundle, method, starts, left)
     unknown = known < bundle.kmax
     if unknown.any():
         seen = known >= 0
@@ -269,16 +274,23 @@ def _outcomes(
 
 def _observed_blocks(
     bundle: Bundle, method: str, starts: np.ndarray, left: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """What the method's measured blocks tell of the positions they started at: exact after a rejection, else a bound."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """accepted, drafted and known of the positions where measured blocks of the method started.
+
+    Exact after a rejection, at the end of the text, and where the method proposed fewer tokens than asked (a deeper request would
+    have got no more); else a lower bound. What was never asked is taken to propose K_max.
+    """
     blocks = bundle.blocks.filter(pl.col("method") == method, pl.col("depth") > 0)
     row = starts[blocks["request"].to_numpy()] + blocks["position"].to_numpy() - 1
-    got, sent = (blocks[name].to_numpy().astype(np.int64) for name in ("accepted", "drafted"))
-    exact = (got < sent) | (got >= left[row])
+    got, sent, asked = (blocks[name].to_numpy().astype(np.int64) for name in ("accepted", "drafted", "depth"))
+    short = sent < asked
+    exact = (got < sent) | (got >= left[row]) | short
     level = np.where(exact, KNOWN_EXACTLY, sent)
     known = np.full(left.size, -1)
     np.maximum.at(known, row, level)
     accepted = np.zeros(left.size, dtype=np.int64)
     strongest = level == known[row]
     accepted[row[strongest]] = got[strongest]
-    return accepted, known
+    drafted = np.full(left.size, bundle.kmax)
+    drafted[row[short]] = sent[short]
+    return accepted, drafted, known

@@ -49,11 +49,17 @@ pre {{ overflow-x: auto; background: #8882; padding: .7rem; }}
 <h1>{title}</h1>
 <p>{caption}</p>
 <figure>{svg}</figure>
+{notes}
 {tables}
 <h2>How to read it</h2>
-<p>Speed-up and waste are means over requests; seconds are decode time only. Gap closed is the share of the way from the
-best fixed configuration (chosen in hindsight) to the oracle of the policy's own class. Oracles know the future: no
-controller reaches them. An empty cell is undefined, for example the waste of a policy that never drafts.</p>
+<p>Speed-up over plain decoding and waste (discarded share of the drafted tokens) are means over requests, with a 95 % bootstrap
+interval; seconds are decode time only, at batch 1. WAS is speed-up per share of waste. Tokens/block counts every pass of the
+target; acceptance length counts passes that drafted and includes the target's own token (the bonus), as vLLM reports it. Mean k is the
+requested depth. J/token is the objective: time in steps of plain decoding, plus the waste weight times the wasted tokens.
+Gap closed is the share of the way from the best fixed configuration of each workload (chosen in hindsight, so it may lie
+above every single fixed depth) to the oracle of the policy's own class; it is negative below best fixed, and empty where that
+oracle is no better. Oracles know the future: no controller reaches them. Coverage is the share of blocks the trace recorded; the
+rest is modelled. An empty cell is undefined, for example the waste of a policy that never drafts.</p>
 <h2>Provenance</h2>
 <pre>{provenance}</pre>
 </body></html>
@@ -84,7 +90,9 @@ def write_results(
     from apexsim import figures  # matplotlib is slow to import and not needed for --help
 
     results = {"schema": SCHEMA, "provenance": provenance, "rows": list(rows)}
-    overall = [row for row in rows if row["workload"] == "all"]
+    overall = [
+        row for row in rows if row["workload"] == rows[0]["workload"]
+    ]  # the first is that of all selected requests
     with atomic_directory(out, DIRECTORY) as scratch:
         (scratch / MARKER).write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
         pl.DataFrame(rows, infer_schema_length=None).write_parquet(scratch / "results.parquet")
@@ -95,6 +103,7 @@ def write_results(
             caption=html.escape(caption),
             svg=svg.read_text()[svg.read_text().index("<svg") :],
             tables="".join(_table(rows, bundle) for bundle in dict.fromkeys(row["bundle"] for row in rows)),
+            notes="".join(f"<p><em>{html.escape(line)}</em></p>" for line in _notes(provenance)),
             provenance=html.escape(json.dumps(provenance, indent=1)),
         )
         (scratch / "report.html").write_text(page)
@@ -116,6 +125,11 @@ def cell(row: dict[str, Any], key: str, form: str) -> str:
         )
         return f"{value}{resolved}{seed}"
     return format(value, form)
+
+
+def _notes(provenance: dict[str, Any]) -> list[str]:
+    """What a reader must know of each trace and its costs."""
+    return [f"{bundle['name']}: {line}" for bundle in provenance["bundles"] for line in bundle["notes"]]
 
 
 def _table(rows: Sequence[dict[str, Any]], bundle: str) -> str:

@@ -63,7 +63,7 @@ POSITIONS: tuple[Column, ...] = (
 METHOD_COLUMNS: tuple[Column, ...] = (
     Column("accepted", pl.UInt8, "draft tokens that match y_{p+1}, y_{p+2}, ...; 0..min(drafted, T - p)", True, True),
     Column("drafted", pl.UInt8, "draft tokens proposed; 0..kmax", True, True),
-    Column("match", pl.UInt8, "length of the context match the copy starts from, in tokens", False, True),
+    Column("match", pl.UInt8, "longest suffix of the context, up to 32 tokens, that occurs in it before", False, True),
 )
 """Columns of ``positions`` that exist per method, named ``<column>.<method>``."""
 

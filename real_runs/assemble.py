@@ -11,12 +11,9 @@ import polars as pl
 
 from apexsim import schema
 from apexsim.errors import ApexSimError
-from apexsim.kernels.match import longest_suffix, repeated_trigrams
+from apexsim.kernels.match import MAX_MATCH, longest_suffix, repeated_trigrams
 from real_runs.parts import Block, Part, Run
 from real_runs.prompts import Prompt
-
-MATCH_LIMIT = 32
-"""Context matches are measured up to this many tokens."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +102,7 @@ def match_lengths(prompt: Sequence[int], output: Sequence[int]) -> np.ndarray:
     """At p = 1..T-1, the longest suffix of prompt + y_1..y_p, up to 32 tokens, that occurs earlier in it."""
     text = np.array([*prompt, *output], dtype=np.int32)
     match, drafted, accepted = (np.zeros(len(output) - 1, dtype=np.uint8) for _ in range(3))
-    longest_suffix(text, len(prompt), MATCH_LIMIT, 1, match, drafted, accepted)
+    longest_suffix(text, len(prompt), MAX_MATCH, 1, match, drafted, accepted)
     return match
 
 

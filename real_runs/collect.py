@@ -267,7 +267,11 @@ def _assemble(
             "attempts": engine.ATTEMPTS,
         },
         "seconds": {name: value for job in plan.jobs for name, value in recording.seconds(folder, job).items()},
-        "notes": [f"recorded on {machine}", *([str(target["note"])] if "note" in target else [])],
+        "notes": [
+            "splits are 60/20/20 by a hash of the source group, stratified by workload",
+            f"recorded on {machine}",
+            *([str(target["note"])] if "note" in target else []),
+        ],
     }
     requests = assemble.request_table(rows, texts, prefill, options.max_tokens)
     return Bundle(meta, requests, positions, blocks)

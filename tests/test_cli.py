@@ -59,7 +59,7 @@ def test_compare_writes_everything(run, bundle, tmp_path):
     assert set(results["rows"][0]) == RESULT_KEYS
     facts = results["provenance"]
     assert facts["argv"][:2] == ["apexsim", "compare"]
-    assert facts["bundles"] == [{"name": "synthetic", "sha256": traces.load(bundle).digest}]
+    assert [(b["name"], b["sha256"]) for b in facts["bundles"]] == [("synthetic", traces.load(bundle).digest)]
     assert facts["cost_profile"] == "synthetic"
     policies = {row["policy"] for row in results["rows"]}
     assert {
@@ -118,6 +118,38 @@ def test_a_profile_that_ends_too_early_is_named(run, bundle, tmp_path):
     (tmp_path / "itl.json").write_text(json.dumps({"batch_stats": rows}))
     status, _, error = run("compare", bundle, "--cost-profile", tmp_path / "itl.json", "--out", tmp_path / "out")
     assert (status, "cost profile itl: prices at most 3 tokens, asked for 4; lower --depths" in error) == (1, True)
+
+
+def test_results_keep_their_caveats_and_name_the_workload(run, bundle, tmp_path):
+    args = (
+        "--cost-profile",
+        tmp_path / "costs.json",
+        "--workload",
+        "b",
+        "--policies",
+        "ar,oracle",
+        "--out",
+        tmp_path / "out",
+    )
+    status, out, _ = run("compare", bundle, *args, "--json", "--quiet")
+    assert status == 0
+    assert {row["workload"] for row in json.loads(out)["rows"]} == {"b"}
+    rows = [{"id": i, "prompt_len": 5, "gen_len": 9, "acc_eagle": [2] * 9, "acc_ngram": [1] * 9} for i in range(20)]
+    file = tmp_path / "combined_chat.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run("import", "specdecode-bench", file, "--out", tmp_path / "chat")
+    _, out, _ = run("compare", tmp_path / "chat", "--split", "all", "--out", tmp_path / "out", "--json", "--quiet")
+    notes = json.loads(out)["provenance"]["bundles"][0]["notes"]
+    assert any("drafted length was not recorded" in note for note in notes)
+    assert "drafted length was not recorded" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_two_bundles_of_one_name_are_refused(run, bundle, tmp_path):
+    status, _, error = run(
+        "compare", bundle, bundle, "--cost-profile", tmp_path / "costs.json", "--out", tmp_path / "out", "--quiet"
+    )
+    assert (status, "two bundles are called 'synthetic'" in error) == (2, True)
+    assert not (tmp_path / "out").exists()
 
 
 def test_compare_json_is_the_results_file(run, bundle, tmp_path):

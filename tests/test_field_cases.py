@@ -1,6 +1,6 @@
 """Surprises people reported in public, as small inputs with the right answer; the numbers are those of the collection.
 
-Cases 12 and 13 concern the environment, which has tests of its own.
+Cases 12 and 13 concern the environment: ``test_env.py``.
 """
 
 from __future__ import annotations

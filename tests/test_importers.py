@@ -8,14 +8,16 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+import synthetic
 
 from apexsim import replay, traces
 from apexsim.cost import CostProfile, Linear, MethodCost, load_profile
 from apexsim.errors import ImportFormatError, UsageError
 from apexsim.fitting import fit_profile
-from apexsim.importers import FORMATS, import_trace
+from apexsim.importers import FORMATS, frame, import_trace
 from apexsim.kernels.match import longest_suffix, repeated_trigrams
 from apexsim.program import compile_program
+from apexsim.traces import Bundle
 
 
 def lines(path: Path, rows: list[dict]) -> Path:
@@ -271,6 +273,26 @@ def test_a_blocks_only_replay_is_exact_at_its_own_depth_and_states_coverage(tmp_
     assert shallow.observed[0] < shallow.blocks[0]
     plain = replay.run_constant(program, program.space.index(None, 0), 0.0)
     assert plain.observed[0] == plain.blocks[0] == 9
+
+
+def test_case_04_holds_for_measured_blocks_that_proposed_fewer_than_asked():
+    """n-gram blocks at k 7 that drafted 7, 7, 0, 3, 0 and 2 replay as recorded: 6 blocks, 19 drafted, 13 committed, all known."""
+    drafted, accepted = [7, 7, 0, 3, 0, 2], [7, 2, 0, 3, 0, 1]
+    position, rows = 1, []
+    for d, a in zip(drafted, accepted, strict=True):
+        rows.append(
+            {
+                "request": 0, "run": "r", "policy": "fixed:ngram:7", "method": "ngram", "position": position, "depth": 7,
+                "drafter_steps": d, "drafted": d, "accepted": a, "emitted": a + 1, "batch_size": 1,
+                "context_tokens": 10 + position,
+            }
+        )  # fmt: skip
+        position += a + 1
+    plain = synthetic.bundle([{"ngram": [0] * (position - 1)}], kmax=7)
+    bundle = Bundle(plain.meta, plain.requests, blocks=frame("blocks", rows))
+    program = compile_program(bundle, flat_profile())
+    totals = replay.run_constant(program, program.space.index("ngram", 7), 0.0)
+    assert (totals.blocks[0], totals.drafted[0], totals.committed[0], totals.observed[0]) == (6, 19, 13, 6)
 
 
 def test_real_blocks_replay_to_their_own_totals(shared_traces):

@@ -69,7 +69,12 @@ def compare(
         charge_controller,
     )
     report.DIRECTORY.check(out)
-    parts = [_replay(name, choice, quiet) for name in bundles]
+    parts: list[Part] = []
+    for name in bundles:
+        part = _replay(name, choice, quiet)
+        if part.source["name"] in [other.source["name"] for other in parts]:
+            raise UsageError(f"two bundles are called {part.source['name']!r}: rename a folder, results go by name")
+        parts.append(part)
     rows = [row for part in parts for row in part.rows]
     costs = ", ".join(dict.fromkeys(part.profile for part in parts))
     facts = {
@@ -93,7 +98,7 @@ def compare(
         print_json(results)
         return
     for part in parts:
-        _print([row for row in part.rows if row["workload"] == "all"], part.source["name"], caption)
+        _print([row for row in part.rows if row["workload"] == (workload or "all")], part.source["name"], caption)
     note(f"tables   {out / 'results.json'}, results.parquet, requests.parquet", quiet)
     note(f"figure   {out / 'figures' / 'speed_waste.svg'}, speed_waste.png", quiet)
     note(f"report   {out / 'report.html'}", quiet)
@@ -122,7 +127,7 @@ class Part:
 
     rows: list[dict[str, Any]]
     requests: pl.DataFrame
-    source: dict[str, str]
+    source: dict[str, Any]
     profile: str
 
 
@@ -146,24 +151,30 @@ def _replay(name: str, choice: Choice, quiet: bool) -> Part:
     if not program.requests.height:
         raise UsageError(f"{bundle.name}: every request selected has fewer than two output tokens")
     known = Hindsight(program, choice.waste_weight)
+    notes = _notes(bundle, profile, program)
     try:
-        train = Hindsight(compiled("train"), choice.waste_weight)
-    except UsageError:  # nothing selected lies in the train split: best-fixed says so if it is asked for
+        fitted_on = compiled("train")
+        train = Hindsight(fitted_on, choice.waste_weight) if fitted_on.requests.height else None
+    except UsageError:  # nothing selected lies in the train split
         train = None
     context = Context(program.space, 0, train, known)
     wanted = expand(choice.policies, program.space)
     if train is None and "all" in choice.policies:
         wanted = [policy for policy in wanted if policy != "best-fixed"]
+        notes.append("best-fixed is left out: no selected request lies in the train split")
     entries = [entry for policy in wanted for entry in _entries(policy, context, bundle, choice.seeds)]
-    evaluation = Evaluation(program, known, choice.split, choice.charge_controller)
+    evaluation = Evaluation(program, known, choice.split, choice.workload, choice.charge_controller)
     with progress(quiet) as bar:
         task = bar.add_task(f"replaying {bundle.name}", total=len(entries))
         scored = evaluation.score(entries, choice.jobs, lambda _: bar.advance(task))
         bar.update(task, description=f"scoring {bundle.name}")
         rows = evaluation.rows(scored)
-    for line in _notes(bundle, profile, program):
-        note(f"note: {line}", quiet)
-    return Part(rows, evaluation.requests(scored), {"name": bundle.name, "sha256": bundle.digest}, profile.name)
+    if any((row["coverage"] or 1.0) < 1.0 for row in rows):
+        notes.append("coverage below 1: the other blocks are modelled, those of the oracles too")
+    for line in notes:
+        note(f"note: {bundle.name}: {line}", quiet)
+    source = {"name": bundle.name, "sha256": bundle.digest, "notes": notes}
+    return Part(rows, evaluation.requests(scored), source, profile.name)
 
 
 def _entries(name: str, context: Context, bundle: Bundle, seeds: int) -> list[Entry]:
@@ -183,15 +194,13 @@ def _entries(name: str, context: Context, bundle: Bundle, seeds: int) -> list[En
 
 
 def _notes(bundle: Bundle, profile: CostProfile, program: Program) -> list[str]:
-    lines = [f"{bundle.name}: {line}" for line in bundle.meta.get("notes", [])]
+    lines = list(bundle.meta.get("notes", []))
     lines += [f"cost profile {profile.name}: {line}" for line in profile.notes]
     if program.skipped:
-        lines.append(f"{bundle.name}: {program.skipped} requests with fewer than two output tokens are skipped")
+        lines.append(f"{program.skipped} requests with fewer than two output tokens are skipped")
     if len(program.space.methods) > 1 and not program.requests["aligned"].all():
         count = int((~program.requests["aligned"]).sum())
-        lines.append(
-            f"{bundle.name}: {count} requests are not aligned: replay across methods is approximate there (--aligned)"
-        )
+        lines.append(f"{count} requests are not aligned: replay across methods is approximate there (--aligned)")
     return lines
 
 

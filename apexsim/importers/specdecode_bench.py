@@ -15,11 +15,10 @@ import polars as pl
 
 from apexsim.errors import ImportFormatError
 from apexsim.importers import frame, json_lines, new_meta, whole, wholes
-from apexsim.kernels.match import longest_suffix, repeated_trigrams
+from apexsim.kernels.match import MAX_MATCH, longest_suffix, repeated_trigrams
 from apexsim.traces import Bundle, split_of
 
 KMAX = 16
-MAX_MATCH = 32
 LISTS = {"eagle3": "acc_eagle", "ngram": "acc_ngram"}
 TOKEN_COLUMNS = ("id", "prompt_token_ids", "generated_token_ids")
 

@@ -2,6 +2,9 @@
 
 from numba import njit
 
+MAX_MATCH = 32
+"""Context matches are measured up to so many tokens, in imported and in recorded traces."""
+
 
 @njit(cache=True, nogil=True)
 def longest_suffix(tokens, first, max_match, kmax, match, drafted, accepted):
