@@ -55,7 +55,8 @@ pre {{ overflow-x: auto; background: #8882; padding: .7rem; }}
 <p>Speed-up over plain decoding and waste (discarded share of the drafted tokens) are means over requests, with a 95 % bootstrap
 interval; seconds are decode time only, at batch 1. WAS is speed-up per share of waste. Tokens/block counts every pass of the
 target; acceptance length counts passes that drafted and includes the target's own token (the bonus), as vLLM reports it.
-Mean k is the requested depth. J/token is the objective: time in steps of plain decoding, plus the waste weight times the wasted tokens.
+Mean k is the requested depth. J/token is the objective: time in steps of plain decoding, plus the waste weight times
+the wasted tokens.
 Gap closed is the share of the way from the best fixed configuration of each workload (chosen in hindsight, so it may lie
 above every single fixed depth) to the oracle of the policy's own class; it is negative below best fixed, and empty where that
 oracle is no better. Oracles know the future: no controller reaches them. Coverage is the share of blocks the trace recorded; the
