@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from gymnasium.error import InvalidAction
+from gymnasium.error import InvalidAction, ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
@@ -49,7 +49,7 @@ class SpecVectorEnv(VectorEnv):
         self.options: dict[str, Any] = {}
         self.requests = np.arange(len(self.world.request_ids))
         self.noise = np.ones(num_envs)
-        self._actions = len(self.world.program.space.pairs)
+        self._actions, self._started = len(self.world.program.space.pairs), False
         self._ids = np.array(self.world.request_ids, dtype=object)
 
     def reset(
@@ -63,12 +63,15 @@ class SpecVectorEnv(VectorEnv):
         self.stream = Stream(self.requests, self.np_random, self.world.config.replacement)
         self.slots = replay.make_slots(self.stream.take(self.num_envs))
         self.queue, self.cursor = self.stream.take(2 * self.num_envs), np.zeros(1, dtype=np.int64)
+        self._started = True
         obs = np.zeros((self.num_envs, len(features.FEATURES)), dtype=np.float32)
         kernels.begin(self.world.program.tables, self.world.episodes, self.slots, np.arange(self.num_envs), obs)
         return obs, {"request": self._ids[self.slots.request]}
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """One block of every request; ``actions`` (n,) indices into the (method, depth) pairs."""
+        if not self._started:
+            raise ResetNeeded("call reset() before step()")
         count = self.num_envs
         chosen = self._checked(actions)
         if self.queue.size - self.cursor[0] < count:

@@ -392,6 +392,13 @@ def test_a_bad_argument_is_answered_with_what_is_allowed(costs, change, message)
             make(**config(costs, **change))
 
 
+def test_stepping_before_a_reset_is_refused(costs):
+    with pytest.raises(gym.error.ResetNeeded):
+        SpecEnv(**config(costs)).step(0)
+    with pytest.raises(gym.error.ResetNeeded):
+        SpecVectorEnv(2, **config(costs)).step(np.zeros(2, dtype=int))
+
+
 def test_bad_reset_options_are_answered(costs):
     env = SpecEnv(**config(costs))
     for options, message in (
