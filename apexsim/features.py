@@ -108,11 +108,13 @@ def context_features(text: Text) -> np.ndarray:
 
 
 def trailing_mean(values: np.ndarray, window: int) -> np.ndarray:
-    """(n,) mean of the last ``window`` values up to each, of as many as there are."""
-    sums = np.concatenate(([0.0], np.cumsum(values, dtype=np.float64)))
+    """(n,) mean of those of the last ``window`` values up to each that are known; NaN where none is."""
+    known = np.isfinite(values)
     last = np.arange(1, values.size + 1)
     first = np.maximum(last - window, 0)
-    return (sums[last] - sums[first]) / (last - first)
+    sums, counts = (np.concatenate(([0.0], np.cumsum(part))) for part in (np.where(known, values, 0.0), known))
+    count = counts[last] - counts[first]
+    return np.divide(sums[last] - sums[first], count, out=np.full(values.size, np.nan), where=count > 0)
 
 
 def remaining_tokens(obs: np.ndarray) -> np.ndarray:

@@ -52,7 +52,9 @@ def profile_for(bundle: Bundle, name: str | None) -> CostProfile:
 
 
 def residuals(bundle: Bundle, profile: CostProfile) -> np.ndarray:
-    """(n,) measured over predicted seconds of each timed block that is no outlier: the noise of a real engine.
+    """(n,) measured over priced seconds of each timed block that drafts and is no outlier, scaled to a mean of 1.
+
+    Without the scaling noise would make drafting look slower than plain decoding, which is priced without noise.
 
     Raises:
         ProfileError: The bundle has no timed block to measure noise on.
@@ -62,13 +64,14 @@ def residuals(bundle: Bundle, profile: CostProfile) -> np.ndarray:
     if not timed.height:
         raise ProfileError(f"{bundle.name}: has no timed blocks that draft: cost noise cannot be measured on it")
     columns = ("method", "depth", "drafted", "context_tokens", "batch_size", "draft_s", "verify_s", "overhead_s")
-    return np.array(
+    factors = np.array(
         [
             sum(seconds)
             / _price(profile, method, bundle.meta["methods"][method]["kind"], depth, drafted, context, batch)
             for method, depth, drafted, context, batch, *seconds in timed.select(columns).iter_rows()
         ]
     )
+    return np.asarray(factors / factors.mean())
 
 
 def fit_profile(bundle: Bundle) -> CostProfile:

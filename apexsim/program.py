@@ -199,7 +199,7 @@ def _costs(bundle: Bundle, profile: CostProfile, space: ActionSpace, context: np
 
 
 def _text(bundle: Bundle, rows: np.ndarray) -> features.Text:
-    """What the trace knows of p = 1..T of every replayed request; nothing is recorded at T, where nothing is decided."""
+    """What the trace knows of p = 1..T of every replayed request; T, where nothing is decided or recorded, repeats T-1."""
     positions, requests = bundle.positions, bundle.requests[rows].filter(pl.col("output_tokens") > 1)
     lengths = bundle.requests["output_tokens"].to_numpy().astype(np.int64)
     starts = np.concatenate(([0], np.cumsum(np.maximum(lengths - 1, 0))))
@@ -218,7 +218,9 @@ def _text(bundle: Bundle, rows: np.ndarray) -> features.Text:
     ]
     pieces: list[tuple[np.ndarray, ...]] = []
     for r in (r for r in rows.tolist() if lengths[r] > 1):
-        entropy, probability, match = (np.append(s[starts[r] : starts[r + 1]], np.nan) for s in signals)
+        entropy, probability, match = (
+            np.append(mine, mine[-1]) for mine in (s[starts[r] : starts[r + 1]] for s in signals)
+        )
         recent = features.trailing_mean(entropy, features.ENTROPY_WINDOW)
         repeated = np.where(np.isnan(match), 0.0, match >= features.REPEATED_MATCH)
         repetition = features.trailing_mean(repeated, features.REPETITION_WINDOW)

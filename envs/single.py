@@ -97,6 +97,7 @@ class SpecEnv(gym.Env):
         self.stream: Stream | None = None
         self.slots = replay.make_slots(np.zeros(1, dtype=np.int64))
         self.request = self.position = self.length = 0
+        self._request_id = "none yet"
         self._blocks: list[tuple[int, int, int, int]] = []
         space = self.world.program.space
         self._methods, self._depths, self._actions = space.methods, len(space.depths), len(space.pairs)
@@ -108,10 +109,10 @@ class SpecEnv(gym.Env):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
-        if options is not None:
-            self.requests = self.world.choose(options)
-        if self.stream is None or seed is not None or options is not None:
-            self.stream = Stream(self.requests, self.np_random, self.world.config.replacement)
+        chosen = self.requests if options is None else self.world.choose(options)
+        if self.stream is None or seed is not None or not np.array_equal(chosen, self.requests):
+            self.stream = Stream(chosen, self.np_random, self.world.config.replacement)
+        self.requests = chosen
         self.request = r = int(self.stream.take(1)[0])
         tables, episodes = self.world.program.tables, self.world.episodes
         first, self.length, self.position = int(tables.start[r]) + r, int(tables.length[r]), 1
@@ -169,7 +170,7 @@ class SpecEnv(gym.Env):
             "wasted": drafted - accepted,
             "seconds": seconds,
         }
-        return rows[at], gain, ended and not self._cut, ended and self._cut, info
+        return rows[at].copy() if ended else rows[at], gain, ended and not self._cut, ended and self._cut, info
 
     def action_masks(self) -> np.ndarray:
         """(actions,) bool: what counts next; for MaskablePPO."""

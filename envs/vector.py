@@ -10,6 +10,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from apexsim import features, replay
+from apexsim.errors import UsageError
 from apexsim.kernels import blocks as kernels
 from envs.world import Config, Stream, World
 
@@ -37,6 +38,8 @@ class SpecVectorEnv(VectorEnv):
     """
 
     def __init__(self, num_envs: int = 1, render_mode: str | None = None, **config: Any) -> None:
+        if num_envs < 1:
+            raise UsageError(f"num_envs {num_envs}: must be at least 1")
         self.world = World(Config(**config))
         self.num_envs = num_envs
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}
@@ -46,10 +49,11 @@ class SpecVectorEnv(VectorEnv):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.feature_names = features.FEATURES
-        self.options: dict[str, Any] = {}
+        self.stream: Stream | None = None
+        self.queue, self.cursor = np.empty(0, dtype=np.int64), np.zeros(1, dtype=np.int64)
         self.requests = np.arange(len(self.world.request_ids))
         self.noise = np.ones(num_envs)
-        self._actions, self._started = len(self.world.program.space.pairs), False
+        self._actions = len(self.world.program.space.pairs)
         self._ids = np.array(self.world.request_ids, dtype=object)
 
     def reset(
@@ -57,20 +61,21 @@ class SpecVectorEnv(VectorEnv):
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Starts ``num_envs`` requests; a seed restarts the order of requests, options restrict it (``World.choose``)."""
         super().reset(seed=seed)
-        if options is not None:
-            self.requests = self.world.choose(options)
-            self.options = dict(options)
-        self.stream = Stream(self.requests, self.np_random, self.world.config.replacement)
+        chosen = self.requests if options is None else self.world.choose(options)
+        if self.stream is None or seed is not None or not np.array_equal(chosen, self.requests):
+            self.stream = Stream(chosen, self.np_random, self.world.config.replacement)
+        else:  # the order goes on where it was read to
+            self.stream.left = np.concatenate((self.queue[self.cursor[0] :], self.stream.left))
+        self.requests = chosen
         self.slots = replay.make_slots(self.stream.take(self.num_envs))
         self.queue, self.cursor = self.stream.take(2 * self.num_envs), np.zeros(1, dtype=np.int64)
-        self._started = True
         obs = np.zeros((self.num_envs, len(features.FEATURES)), dtype=np.float32)
         kernels.begin(self.world.program.tables, self.world.episodes, self.slots, np.arange(self.num_envs), obs)
         return obs, {"request": self._ids[self.slots.request]}
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """One block of every request; ``actions`` (n,) indices into the (method, depth) pairs."""
-        if not self._started:
+        if self.stream is None:
             raise ResetNeeded("call reset() before step()")
         count = self.num_envs
         chosen = self._checked(actions)

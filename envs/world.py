@@ -54,8 +54,13 @@ class World:
             raise UsageError(f"control {config.control!r} is unknown; allowed: {choices(CONTROLS)}")
         if config.reward not in REWARDS:
             raise UsageError(f"reward {config.reward!r} is unknown; allowed: {choices(REWARDS)}")
-        if not 0 <= config.waste_weight < float("inf"):
-            raise UsageError(f"waste_weight {config.waste_weight}: must be a finite number of at least 0")
+        weight = config.waste_weight
+        if not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
+            raise UsageError(f"waste_weight {weight!r}: must be a finite number of at least 0")
+        for name in ("methods", "depths"):
+            given = getattr(config, name)
+            if given is not None and (isinstance(given, str) or not isinstance(given, Sequence) or not given):
+                raise UsageError(f"{name} {given!r}: must be a list that is not empty, or None for all")
         bundle = config.bundle if isinstance(config.bundle, Bundle) else traces.load(config.bundle)
         methods = tuple(config.methods) if config.methods is not None else bundle.methods
         if config.control == "depth" and len(methods) != 1:
@@ -63,9 +68,17 @@ class World:
         profile = profile_for(bundle, config.cost_profile)
         rows = select(bundle, config.split, config.workload)
         depths = None if config.depths is None else [k for k in config.depths if k <= bundle.kmax]
+        if depths is not None and not depths:
+            raise UsageError(
+                f"depths {config.depths}: all deeper than {bundle.name} was recorded; allowed: 0..{bundle.kmax}"
+            )
         self.config = config
         self.program: Program = compile_program(bundle, profile, rows, methods, depths)
+        if not self.program.requests.height:
+            where = f"split {config.split!r}, workload {config.workload or 'all'}"
+            raise UsageError(f"{bundle.name}: no request of two output tokens or more in {where}")
         self.residuals = residuals(bundle, profile) if config.cost_noise else np.ones(1)
+        self.workloads = self.program.requests["workload"].to_numpy()
         self.request_ids: list[str] = self.program.requests["request_id"].to_list()
         self.per_request = config.control == "apex"
         rule = np.zeros(kernels.RULES)
@@ -98,6 +111,8 @@ class World:
         keep = np.ones(len(self.request_ids), dtype=bool)
         if "request" in options:
             wanted = options["request"]
+            if not isinstance(wanted, str | list | tuple | set):
+                raise UsageError(f"reset option request {wanted!r}: must be a request id or a list of them")
             ids = [wanted] if isinstance(wanted, str) else list(wanted)
             missing = [i for i in ids if i not in self.request_ids]
             if missing or not ids:
@@ -106,9 +121,9 @@ class World:
                 )
             keep &= np.isin(self.request_ids, ids)
         if "workload" in options:
-            keep &= (self.program.requests["workload"] == options["workload"]).to_numpy()
+            keep &= self.workloads == options["workload"]
             if not keep.any():
-                known = sorted(self.program.requests["workload"].unique())
+                known = sorted(set(self.workloads.tolist()))
                 raise UsageError(f"reset option workload {options['workload']!r}: allowed: {choices(known)}")
         return np.flatnonzero(keep)
 
@@ -129,12 +144,12 @@ class Stream:
 
     Args:
         requests: (q,) the requests to draw from.
-        rng: Where the order comes from.
+        rng: What the order's own generator is spawned from: other draws, of noise say, then leave the order alone.
         replacement: Draw independently.
     """
 
     def __init__(self, requests: np.ndarray, rng: np.random.Generator, replacement: bool) -> None:
-        self.requests, self.rng, self.replacement = requests, rng, replacement
+        self.requests, self.rng, self.replacement = requests, rng.spawn(1)[0], replacement
         self.left = np.empty(0, dtype=np.int64)
 
     def take(self, count: int) -> np.ndarray:

@@ -8,15 +8,19 @@ import warnings
 
 import gymnasium as gym
 import numpy as np
+import polars as pl
 import pytest
 import synthetic
 from gymnasium.utils.env_checker import check_env
 
 import apexsim  # noqa: F401 (registers the environment)
-from apexsim import features, replay
+from apexsim import features, replay, traces
 from apexsim.cost import dump_profile
 from apexsim.errors import ApexSimError
 from apexsim.features import FEATURES
+from apexsim.fitting import fit_profile
+from apexsim.program import compile_program
+from apexsim.traces import Bundle
 from envs.single import SpecEnv
 from envs.vector import SpecVectorEnv
 
@@ -198,11 +202,9 @@ def test_case_13_options_reach_the_automatic_reset(costs):
         _, infos = vector.reset(seed=seed, options=options)
         order = infos["request"].tolist()
         while len(order) < episodes:
-            before = vector.slots.request.copy()
             *_, infos = vector.step(np.zeros(3, dtype=int))
             if "_final_obs" in infos:
                 order += [vector.world.request_ids[r] for r in vector.slots.request[infos["_final_obs"]]]
-            assert before.size == 3
         return order
 
     assert set(walk(0, {"request": ids[2]}, 9)) == {ids[2]}
@@ -351,8 +353,143 @@ def test_cost_noise_is_measured_seeded_and_centred():
     factors = np.random.default_rng(0).choice(env.unwrapped.world.residuals, 3)
     assert (factors == 1.0).all()  # without noise
     noisy = gym.make("ApexSpec-v0", bundle="smollm2-cpu", control="depth", cost_noise=True).unwrapped.world.residuals
-    assert 0.9 < np.median(noisy) < 1.1
+    assert noisy.mean() == pytest.approx(1.0)  # else drafting would look slower than plain decoding, which has no noise
     assert noisy.std() > 0.01
+
+
+@pytest.mark.parametrize("action", [0, 5])
+def test_noise_leaves_the_order_of_requests_alone(action):
+    orders = []
+    for noise in (True, False):
+        env = SpecEnv(bundle="smollm2-cpu", control="depth", split="test", cost_noise=noise)
+        order = [env.reset(seed=3)[1]["request"]]
+        while len(order) < 12:
+            _, _, done, cut, _ = env.step(action)
+            if done or cut:
+                order.append(env.reset()[1]["request"])
+        orders.append(order)
+    assert orders[0] == orders[1]
+
+
+def test_every_request_comes_once_before_any_comes_again_across_resets(costs):
+    single = SpecEnv(**config(costs, count=20))
+    ids = sorted(single.world.request_ids)
+    single.reset(seed=0)
+    first = single.world.request_ids[single.request]
+    assert sorted([first, *(single.reset(options={})[1]["request"] for _ in range(len(ids) - 1))]) == ids
+    vector = SpecVectorEnv(4, **config(costs, count=20))
+    vector.reset(seed=0)
+    seen = [vector.world.request_ids[r] for r in vector.slots.request]
+    while len(seen) + 4 <= len(ids):
+        seen += vector.reset()[1]["request"].tolist()
+    assert len(set(seen)) == len(seen) >= len(ids) - 3
+
+
+def test_no_context_feature_knows_the_future():
+    """Signals and the text's length after a cut are replaced: no row up to the cut changes, on the recorded trace."""
+    whole = traces.load("smollm2-cpu")
+    rng = np.random.default_rng(0)
+    cut = 40
+    after = whole.positions["position"] > cut
+    noise = {
+        name: pl.Series(name, rng.integers(0, 200, whole.positions.height), dtype=pl.UInt8)
+        for name in ("target_entropy", "target_prob", "match.ngram")
+    }
+    changed = whole.positions.with_columns(
+        pl.when(after).then(series).otherwise(pl.col(name)).alias(name) for name, series in noise.items()
+    )
+    rows = np.arange(whole.requests.height)
+    longest = int(whole.requests["output_tokens"].max())
+    one, other = (
+        compile_program(Bundle(whole.meta, whole.requests, positions, whole.blocks), fit_profile(whole), rows)
+        for positions in (whole.positions, changed)
+    )
+    position = np.concatenate([np.arange(1, n + 1) for n in one.tables.length])
+    past = position <= cut
+    assert one.context[past].tobytes() == other.context[past].tobytes()
+    assert (one.context[~past] != other.context[~past]).any(axis=0).sum() >= 4
+    assert longest > cut
+
+
+def test_entropy_recent_is_the_mean_of_the_last_eight_known():
+    values = np.array([4.0, np.nan, 2.0, 6.0, *range(10)])
+    got = features.trailing_mean(values, features.ENTROPY_WINDOW)
+    for i in range(values.size):
+        assert got[i] == pytest.approx(np.nanmean(values[max(0, i - 7) : i + 1]))
+    assert np.isnan(features.trailing_mean(np.array([np.nan, 1.0]), 3)).tolist() == [True, False]
+    env = SpecEnv(bundle="smollm2-cpu", control="depth", split="all")
+    start = int(env.world.program.tables.start[3]) + 3
+    rows = env.world.program.context[start : start + 30]
+    entropy, recent = rows[:, FEATURES.index("entropy")], rows[:, FEATURES.index("entropy_recent")]
+    for i in range(30):
+        assert recent[i] == pytest.approx(entropy[max(0, i - 7) : i + 1].mean(), rel=1e-5)
+
+
+def mean(values):
+    return float(np.mean(values)) if values else 0.0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_history_features_equal_their_definition(costs, seed):
+    """Every history feature, recomputed from the blocks themselves, over runs much longer than the window."""
+    n = 150
+    rng = np.random.default_rng(seed)
+    left = np.arange(n, 0, -1)
+    lists = {m: np.minimum(rng.integers(0, 7, n), left).tolist() for m in ("eagle3", "ngram")}
+    env = SpecEnv(
+        bundle=synthetic.bundle([lists], kmax=6), depths=None, control="switch", split="all", cost_profile=costs
+    )
+    env.reset(seed=0)
+    blocks, done = [], False
+    while not done:
+        obs, _, done, _, info = env.step(int(rng.integers(env.action_space.n)))
+        blocks.append(info)
+        value = dict(zip(FEATURES, obs.tolist(), strict=True))
+        methods = env.world.program.space.methods
+        expected = {
+            "blocks": len(blocks) / (len(blocks) + 16),
+            "method": (1 + methods.index(info["method"])) / len(methods),
+            **{f"last_{key}": info[key] / 16 for key in ("depth", "drafted", "accepted")},
+        }
+        for prefix, part in (("", blocks), ("recent_", blocks[-8:])):
+            sent = [b for b in part if b["drafted"]]
+            lost = [b for b in sent if b["accepted"] < b["drafted"]]
+            seconds = sum(b["seconds"] for b in part) / env.world.program.step_s
+            expected |= {
+                f"{prefix}accepted": mean([b["accepted"] for b in sent]) / 16,
+                f"{prefix}rejected": mean([b["wasted"] for b in sent]) / 16,
+                f"{prefix}full": mean([b["accepted"] == b["drafted"] for b in sent]),
+                f"{prefix}first_rejection": mean([b["accepted"] + 1 for b in lost]) / 16,
+                f"{prefix}time_per_token": seconds / sum(b["emitted"] for b in part),
+            }
+        expected["accepted_spread"] = float(np.std([b["accepted"] for b in blocks if b["drafted"]] or [0])) / 16
+        expected["has_history"] = float(any(b["drafted"] for b in blocks))
+        for name, number in expected.items():
+            assert value[name] == pytest.approx(number, rel=1e-5, abs=1e-6), name
+    assert len(blocks) > 30
+
+
+def test_the_utility_weighs_each_of_its_terms(costs):
+    """A wasteful block of the slower of two methods: accepted, waste, and a different gap to each best rate."""
+    lists = {"eagle3": [1] + [0] * 8, "ngram": np.minimum(6, np.arange(9, 0, -1)).tolist()}
+    bundle = synthetic.bundle([lists], kmax=6)
+    env = SpecEnv(bundle=bundle, depths=None, control="switch", reward="utility", split="all", cost_profile=costs)
+    env.reset()
+    program = env.world.program
+    best = [
+        max(
+            9 / replay.run_constant(program, program.space.index(m, k), program.sync_s((m,))).seconds[0]
+            for k in program.space.depths
+        )
+        for m in ("eagle3", "ngram")
+    ]
+    assert best[1] > 1.5 * best[0]
+    _, gain, _, _, info = env.step(program.space.index("eagle3", 4))
+    rate = info["emitted"] / info["seconds"]
+    assert (info["accepted"], info["wasted"]) == (1, 3)
+    gap_any, gap_own = ((top - rate) / top for top in (max(best), best[0]))
+    expected = np.log(rate) + 0.30 * np.log(1.1) - 0.35 * 3 / 4 - 0.15 * max(0, gap_any) - 0.20 * max(0, gap_own)
+    assert gain == pytest.approx(expected)
 
 
 def test_render_draws_the_ribbon(costs):
@@ -382,6 +519,11 @@ BAD = [
     ({"waste_weight": -1}, "waste_weight -1"),
     ({"cost_profile": "nope"}, "no such cost profile"),
     ({"cost_noise": True}, "has no timed blocks that draft"),
+    ({"methods": []}, "must be a list that is not empty"),
+    ({"methods": "ngram"}, "methods 'ngram': must be a list"),
+    ({"depths": 4}, "depths 4: must be a list"),
+    ({"depths": (17,)}, "all deeper than synthetic was recorded; allowed: 0..6"),
+    ({"waste_weight": "a"}, "waste_weight 'a'"),
 ]
 
 
@@ -390,6 +532,14 @@ def test_a_bad_argument_is_answered_with_what_is_allowed(costs, change, message)
     for make in (SpecEnv, SpecVectorEnv):
         with pytest.raises(ApexSimError, match=message):
             make(**config(costs, **change))
+
+
+def test_a_selection_without_anything_to_replay_is_refused(costs):
+    bundle = synthetic.bundle([{"eagle3": []}, {"eagle3": [1, 0]}], kmax=4, split=["train", "test"])
+    with pytest.raises(ApexSimError, match="no request of two output tokens or more in split 'train'"):
+        SpecEnv(bundle=bundle, control="depth", depths=None, cost_profile=costs)
+    with pytest.raises(ApexSimError, match="num_envs 0: must be at least 1"):
+        SpecVectorEnv(0, **config(costs))
 
 
 def test_stepping_before_a_reset_is_refused(costs):
@@ -404,6 +554,8 @@ def test_bad_reset_options_are_answered(costs):
     for options, message in (
         ({"request": "r99"}, "not among"),
         ({"workload": "poetry"}, "allowed: a, b"),
+        ({"request": None}, "must be a request id or a list of them"),
+        ({"workload": None}, "allowed: a, b"),
         ({"speed": 1}, "option 'speed' is unknown; allowed: request, workload"),
     ):
         with pytest.raises(ApexSimError, match=message):
