@@ -99,17 +99,21 @@ def make_slots(requests: np.ndarray) -> Slots:
 def make_steps(count: int) -> Steps:
     """Buffers for what a step of so many slots leaves."""
     wide = (count, len(FEATURES))
-    outcome = np.zeros((count, kernels.OUTCOMES))
-    return Steps(outcome, np.zeros(wide, np.float32), np.zeros(wide, np.float32), np.zeros(count, np.int8))
+    return Steps(
+        np.zeros((count, 2)),
+        np.zeros((count, kernels.COUNTS), np.int64),
+        np.zeros(wide, np.float32),
+        np.zeros(wide, np.float32),
+        np.zeros(count, np.int8),
+    )
 
 
 def outcome_of(steps: Steps) -> Outcome:
     """The part of a step's outcome that a live engine sees, too."""
     depth, drafted, accepted, emitted = (
-        steps.outcome[:, column].astype(np.int64)
-        for column in (kernels.DEPTH, kernels.DRAFTED, kernels.ACCEPTED, kernels.EMITTED)
+        steps.counts[:, column].copy() for column in (kernels.DEPTH, kernels.DRAFTED, kernels.ACCEPTED, kernels.EMITTED)
     )
-    return Outcome(depth, drafted, accepted, emitted, steps.outcome[:, kernels.SECONDS].copy())
+    return Outcome(depth, drafted, accepted, emitted, steps.times[:, kernels.SECONDS].copy())
 
 
 def run_policy(program: Program, policy: Policy, seed: int = 0, concurrency: int = 1, lockstep: bool = True) -> Replay:
@@ -151,7 +155,7 @@ def run_policy(program: Program, policy: Policy, seed: int = 0, concurrency: int
         totals.drafted[request] += outcome.drafted
         totals.committed[request] += outcome.accepted
         totals.depth[request] += outcome.depth
-        totals.observed[request] += steps.outcome[:, kernels.OBSERVED].astype(np.int64)
+        totals.observed[request] += steps.counts[:, kernels.OBSERVED]
         if not steps.ended.any():
             continue
         alive = slots.request >= 0

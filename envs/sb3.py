@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.vec_env import VecEnv
 
+from apexsim.errors import UsageError
 from envs.vector import SpecVectorEnv
 
 
@@ -28,18 +29,30 @@ class SpecVecEnv(VecEnv):
         self.vector = SpecVectorEnv(num_envs, **config)
         self.full_info = full_info
         self.actions = np.zeros(num_envs, dtype=np.int64)
+        self._given: dict[str, Any] | None = None
         self.render_mode = None
         super().__init__(num_envs, self.vector.single_observation_space, self.vector.single_action_space)
         if seed is not None:
             self.seed(seed)
 
     def reset(self) -> np.ndarray:
-        seed, options = self._seeds[0], self._options[0]
-        obs, infos = self.vector.reset(seed=seed, options=options or None)
+        obs, infos = self.vector.reset(seed=self._seeds[0], options=self._given)
+        self._given = None
         self.reset_infos = [{"request": request} for request in infos["request"].tolist()]
         self._reset_seeds()
         self._reset_options()
         return obs
+
+    def set_options(self, options: list[dict[str, Any]] | dict[str, Any] | None = None) -> None:
+        """Options of the next reset and all automatic ones after it; ``{}`` lifts an earlier restriction.
+
+        Raises:
+            UsageError: A list with different entries: all environments draw from one order of requests.
+        """
+        super().set_options(options)
+        if any(given != self._options[0] for given in self._options):
+            raise UsageError("options must be the same for all environments of a SpecVecEnv")
+        self._given = self._options[0]
 
     def step_async(self, actions: np.ndarray) -> None:
         self.actions = actions
@@ -61,7 +74,7 @@ class SpecVecEnv(VecEnv):
 
     def get_attr(self, attr_name: str, indices: int | Iterable[int] | None = None) -> list[Any]:
         if attr_name == "action_masks":
-            return [self.vector.action_masks] * self.num_envs
+            return [self.vector.action_masks for _ in self._get_indices(indices)]
         return [getattr(self.vector, attr_name) for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: int | Iterable[int] | None = None) -> None:
@@ -73,7 +86,8 @@ class SpecVecEnv(VecEnv):
         if method_name == "action_masks":
             masks = self.vector.action_masks()
             return [masks[i] for i in self._get_indices(indices)]
-        return [getattr(self.vector, method_name)(*args, **kwargs)]
+        result = getattr(self.vector, method_name)(*args, **kwargs)
+        return [result for _ in self._get_indices(indices)]
 
     def env_is_wrapped(self, wrapper_class: type, indices: int | Iterable[int] | None = None) -> list[bool]:
         return [False for _ in self._get_indices(indices)]

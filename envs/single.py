@@ -11,7 +11,7 @@ from gymnasium.error import InvalidAction, ResetNeeded
 
 from apexsim import features, replay
 from apexsim.kernels import blocks as kernels
-from envs.world import Config, Stream, World
+from envs.world import Config, Stream, shared_world
 
 OBSERVATIONS = 256
 """Observations are allocated so many at a time: one allocation a step would be a tenth of it."""
@@ -53,11 +53,12 @@ class SpecEnv(gym.Env):
     | rule | per block | |
     |---|---|---|
     | time | (plain seconds of the emitted tokens - block seconds) / c_0 - waste_weight * wasted | the default: additive, the undiscounted return is the time saved over plain decoding, less the price of waste, whatever the number of blocks |
-    | utility | APEX's u (arXiv:2610.07780, Eq. 25, profile APEX-B) | it ranks depths within a block; **summed, it pays for taking more blocks**, since it is positive for nearly all. Measured on the test split of smollm2-cpu: never drafting sums to 13,989 in 74 s, depth 8 to 7,887 in 45 s (docs/environment.md) |
+    | utility | APEX's u (arXiv:2610.07780, Eq. 25, profile APEX-B) | it ranks depths within a block; **summed, it pays for taking more blocks**, since it is positive for nearly all. Measured on the test split of smollm2-cpu, depths 0..16: never drafting sums to 13,989 in 74 s, depth 8 to 7,887 in 45 s (docs/environment.md) |
     | goodput | emitted * c_0 / block seconds | the same warning: 4,560 and 3,543 |
 
     **Endings.** A request that ends (end of sequence, or its recorded max_tokens) is terminated; one whose log was cut short is
-    truncated. The reward of the last block counts its whole latency.
+    truncated. The reward of the last block counts its whole latency. The last observation repeats the context signals (entropy, match)
+    of the position before: nothing is recorded where nothing is decided.
 
     **Episodes.** Every request of the split comes once, in an order drawn from the seed, before any comes again; with
     ``replacement=True`` each is drawn independently. ``reset(options={"request": id})`` picks a request (or a list of them),
@@ -77,7 +78,8 @@ class SpecEnv(gym.Env):
         cost_profile: Shipped name or JSON file; None takes the trace's own.
         split: ``train``, ``validation``, ``test`` or ``all``.
         workload: Only this workload.
-        cost_noise: Multiply block seconds by factors drawn from those measured on the trace's own blocks.
+        cost_noise: Multiply block seconds by factors drawn from those measured on the trace's own blocks, of mean 1; plain decoding,
+            which the reward compares with, stays without noise.
         replacement: Draw requests with replacement.
         render_mode: ``ansi`` (the ribbon in characters) or ``rgb_array`` (the report's drawing).
 
@@ -88,7 +90,7 @@ class SpecEnv(gym.Env):
     metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 4}  # noqa: RUF012 (gymnasium's own form)
 
     def __init__(self, render_mode: str | None = None, **config: Any) -> None:
-        self.world = World(Config(**config))
+        self.world = shared_world(Config(**config))
         self.render_mode = render_mode
         self.observation_space = self.world.observation_space
         self.action_space = self.world.action_space

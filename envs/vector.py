@@ -12,7 +12,7 @@ from gymnasium.vector.utils import batch_space
 from apexsim import features, replay
 from apexsim.errors import UsageError
 from apexsim.kernels import blocks as kernels
-from envs.world import Config, Stream, World
+from envs.world import Config, Stream, shared_world
 
 INFO = {
     "method": kernels.METHOD,
@@ -22,7 +22,7 @@ INFO = {
     "emitted": kernels.EMITTED,
     "position": kernels.POSITION,
 }
-"""Whole-numbered entries of the step's info, by column of the kernel's outcome; ``method`` is an index."""
+"""Whole-numbered entries of the step's info, by column of the kernel's counts; ``method`` is an index."""
 
 
 class SpecVectorEnv(VectorEnv):
@@ -30,6 +30,8 @@ class SpecVectorEnv(VectorEnv):
 
     A request that ends is replaced within the same step (AutoresetMode.SAME_STEP): ``infos["final_obs"]`` (n, F) holds its
     last observation where ``infos["_final_obs"]`` is True, and the observation returned is the next request's first.
+    All other infos are arrays (n,) about the block just run, of the request that ended where one did: there is no
+    ``final_info``, and ``next_request`` names the request that follows. ``method`` is an index into the selected methods.
     Options given to ``reset`` also hold for these automatic resets, until ``reset`` is given others.
 
     Args:
@@ -40,7 +42,7 @@ class SpecVectorEnv(VectorEnv):
     def __init__(self, num_envs: int = 1, render_mode: str | None = None, **config: Any) -> None:
         if num_envs < 1:
             raise UsageError(f"num_envs {num_envs}: must be at least 1")
-        self.world = World(Config(**config))
+        self.world = shared_world(Config(**config))
         self.num_envs = num_envs
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}
         self.render_mode = render_mode
@@ -71,7 +73,7 @@ class SpecVectorEnv(VectorEnv):
         self.queue, self.cursor = self.stream.take(2 * self.num_envs), np.zeros(1, dtype=np.int64)
         obs = np.zeros((self.num_envs, len(features.FEATURES)), dtype=np.float32)
         kernels.begin(self.world.program.tables, self.world.episodes, self.slots, np.arange(self.num_envs), obs)
-        return obs, {"request": self._ids[self.slots.request]}
+        return obs, {"request": self._ids[self.slots.request], "position": np.ones(self.num_envs, dtype=np.int64)}
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """One block of every request; ``actions`` (n,) indices into the (method, depth) pairs."""
@@ -96,15 +98,16 @@ class SpecVectorEnv(VectorEnv):
             self.cursor,
             steps,
         )
-        outcome = steps.outcome
-        infos: dict[str, Any] = {name: outcome[:, column] for name, column in INFO.items()}
-        infos["seconds"] = outcome[:, kernels.SECONDS]
-        infos["wasted"] = outcome[:, kernels.DRAFTED] - outcome[:, kernels.ACCEPTED]
+        counts, times = steps.counts, steps.times
+        infos: dict[str, Any] = {name: counts[:, column] for name, column in INFO.items()}
+        infos["seconds"] = times[:, kernels.SECONDS]
+        infos["wasted"] = counts[:, kernels.DRAFTED] - counts[:, kernels.ACCEPTED]
         infos["request"] = self._ids[request]
         ended = steps.ended > 0
         if ended.any():
             infos["final_obs"], infos["_final_obs"] = steps.final_obs, ended
-        return steps.obs, outcome[:, kernels.GAIN], steps.ended == 1, steps.ended == 2, infos
+            infos["next_request"], infos["_next_request"] = self._ids[self.slots.request], ended
+        return steps.obs, times[:, kernels.GAIN], steps.ended == 1, steps.ended == 2, infos
 
     def _checked(self, actions: np.ndarray) -> np.ndarray:
         """The actions as the kernel, which checks no bounds, may be given them."""

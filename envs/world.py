@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from apexsim import features, replay, traces
-from apexsim.errors import UsageError, choices
+from apexsim.errors import ApexSimError, UsageError, choices
 from apexsim.fitting import profile_for, residuals
 from apexsim.kernels import blocks as kernels
 from apexsim.program import Program, compile_program, select
@@ -137,6 +137,34 @@ class World:
                 rates[:, m] = np.maximum(rates[:, m], tokens / totals.seconds)
         rates[:, -1] = rates.max(axis=1)
         return rates
+
+
+_WORLDS: dict[tuple[Any, ...], World] = {}
+
+
+def shared_world(config: Config) -> World:
+    """The world of a configuration, compiled once per process: it never changes, and many environments can share it.
+
+    A forked worker inherits it. That matters beyond speed: Polars' threads do not survive a fork, and a worker that had
+    to read a trace after its parent did would wait for them for ever. A trace given as an object is compiled each time.
+    """
+    if isinstance(config.bundle, Bundle):
+        return World(config)
+    try:
+        stamps = [file.stat().st_mtime_ns for file in _files(config)]
+    except (ApexSimError, OSError):
+        return World(config)  # which says what is wrong
+    key = (str(config.bundle), *stamps, *(str(getattr(config, f.name)) for f in fields(config)))
+    if key not in _WORLDS:
+        _WORLDS[key] = World(config)
+    return _WORLDS[key]
+
+
+def _files(config: Config) -> list[Path]:
+    """The files a configuration is read from: another content makes another world."""
+    assert not isinstance(config.bundle, Bundle)
+    profile = Path(config.cost_profile) if config.cost_profile else None
+    return [traces.locate(config.bundle) / "meta.json", *([profile] if profile and profile.is_file() else [])]
 
 
 class Stream:

@@ -582,6 +582,65 @@ def test_an_action_out_of_range_is_refused_and_moves_nothing(costs, control, act
     assert (vector.slots.state == state).all()
 
 
+def test_the_sb3_adapter_shows_what_the_vector_environment_does(costs):
+    from envs.sb3 import SpecVecEnv
+
+    vector, adapter = SpecVectorEnv(4, **config(costs)), SpecVecEnv(4, full_info=True, seed=5, **config(costs))
+    assert vector.reset(seed=5)[0].tobytes() == adapter.reset().tobytes()
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        actions = rng.integers(0, vector.single_action_space.n, 4)
+        obs, rewards, terminated, truncated, infos = vector.step(actions)
+        mine, gains, dones, each = adapter.step(actions)
+        assert obs.tobytes() == mine.tobytes()
+        assert gains.tobytes() == rewards.astype(np.float32).tobytes()
+        assert (dones == (terminated | truncated)).all()
+        assert [info["request"] for info in each] == infos["request"].tolist()
+        for key in ("method", "depth", "drafted", "accepted", "emitted", "wasted", "position"):
+            assert infos[key].dtype == np.int64
+            assert [info[key] for info in each] == infos[key].tolist()
+        for i in np.flatnonzero(infos.get("_final_obs", [])):
+            assert each[i]["terminal_observation"].tobytes() == infos["final_obs"][i].tobytes()
+            assert infos["next_request"][i] == vector.world.request_ids[vector.slots.request[i]]
+
+
+def test_sb3_options_hold_until_lifted_and_are_the_same_for_all(costs):
+    from envs.sb3 import SpecVecEnv
+
+    adapter = SpecVecEnv(3, seed=0, **config(costs))
+    ids = adapter.vector.world.request_ids
+    with pytest.raises(ApexSimError, match="the same for all environments"):
+        adapter.set_options([{"request": ids[0]}, {"request": ids[1]}, {"request": ids[2]}])
+    adapter.set_options({"request": ids[1]})
+    for _ in range(2):  # SB3 forgets options at each reset; ours hold
+        adapter.reset()
+        assert {info["request"] for info in adapter.reset_infos} == {ids[1]}
+    adapter.set_options({})
+    adapter.reset()
+    assert len({info["request"] for info in adapter.reset_infos}) == 3
+    assert len(adapter.get_attr("action_masks", [0, 2])) == len(adapter.env_method("action_masks", indices=[0, 2])) == 2
+
+
+def test_forked_workers_start(tmp_path):
+    """Polars' threads do not survive a fork: a worker must find its trace compiled by the parent, or it waits for ever."""
+    code = (
+        "import gymnasium as gym, numpy as np; import apexsim\n"
+        "vec = gym.make_vec('ApexSpec-v0', num_envs=2, vectorization_mode='async', vector_kwargs={'context': 'fork'})\n"
+        "vec.reset(seed=0, options={'workload': 'swe'}); vec.step(np.array([1, 2])); vec.close(); print('stepped')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "stepped"
+
+
+def test_a_world_is_compiled_once_and_anew_when_its_file_changes(costs, tmp_path):
+    traces.write(synthetic.random_bundle(1), tmp_path / "t")
+    settings = {"bundle": tmp_path / "t", "control": "switch", "depths": None, "split": "all", "cost_profile": costs}
+    one, same, other = SpecEnv(**settings), SpecEnv(**settings), SpecEnv(**settings | {"waste_weight": 1.0})
+    assert one.world is same.world is not other.world
+    traces.write(synthetic.random_bundle(2), tmp_path / "t")
+    assert SpecEnv(**settings).world is not one.world
+
+
 def test_gym_make_needs_no_import():
     code = (
         "import gymnasium as gym; e = gym.make('apexsim:ApexSpec-v0'); e.reset(seed=0); print(e.step(2)[4]['request'])"

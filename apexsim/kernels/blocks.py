@@ -51,7 +51,8 @@ class Slots(NamedTuple):
 class Steps(NamedTuple):
     """What a step of n slots leaves; F features."""
 
-    outcome: np.ndarray  # (n, OUTCOMES) float64
+    times: np.ndarray  # (n, 2) float64: SECONDS and GAIN, the reward
+    counts: np.ndarray  # (n, COUNTS) int64
     obs: np.ndarray  # (n, F) float32: of the next block, of the next request where one ended
     final_obs: np.ndarray  # (n, F) float32: at the end of the request, where one ended
     ended: np.ndarray  # (n,) int8: 0 goes on, 1 terminated, 2 truncated (its log is cut short)
@@ -61,9 +62,10 @@ class Steps(NamedTuple):
 STEP_S, WASTE_WEIGHT, REWARD, PER_REQUEST, SYNC_S, WEIGHT_ACCEPTED, WEIGHT_WASTE, WEIGHT_ANY, WEIGHT_METHOD = range(9)
 RULES = 9
 REWARD_TIME, REWARD_UTILITY, REWARD_GOODPUT = range(3)
-# Columns of Steps.outcome.
-SECONDS, METHOD, DEPTH, DRAFTED, ACCEPTED, EMITTED, GAIN, POSITION, OBSERVED = range(9)
-OUTCOMES = 9
+# Columns of Steps.times and Steps.counts.
+SECONDS, GAIN = range(2)
+METHOD, DEPTH, DRAFTED, ACCEPTED, EMITTED, POSITION, OBSERVED = range(7)
+COUNTS = 7
 # Columns of Slots.state: counts and the last block, sums over the request, the same over the window, and the window.
 WINDOW = 8
 N_BLOCKS, LAST_METHOD, LAST_DEPTH, LAST_DRAFTED, LAST_ACCEPTED, SUM_SQUARES = range(6)
@@ -341,7 +343,7 @@ def step(t, e, slots, action, noise, queue, cursor, out):
     start, length, knot, weight, known, sync_s = t.start, t.length, t.knot, t.weight, t.known, t.sync_s
     action_method, action_depth = t.action_method, t.action_depth
     request, position, state = slots.request, slots.position, slots.state
-    outcome, obs, ended, context = out.outcome, out.obs, out.ended, e.context
+    times, counts, obs, ended, context = out.times, out.counts, out.obs, out.ended, e.context
     for i in range(request.shape[0]):
         r = request[i]
         p = position[i]
@@ -356,15 +358,15 @@ def step(t, e, slots, action, noise, queue, cursor, out):
         seconds, drafted, accepted, emitted = _block(t, row, knot[row], weight[row], length[r] - p, m, k, sync)
         seconds *= noise[i]
         learn(state, i, m, k, drafted, accepted, emitted, seconds * each)
-        outcome[i, SECONDS] = seconds
-        outcome[i, METHOD] = m
-        outcome[i, DEPTH] = k
-        outcome[i, DRAFTED] = drafted
-        outcome[i, ACCEPTED] = accepted
-        outcome[i, EMITTED] = emitted
-        outcome[i, GAIN] = _gain(e, r, row, m, seconds, drafted, accepted, emitted)
-        outcome[i, POSITION] = p
-        outcome[i, OBSERVED] = k == 0 or drafted <= known[m, row]
+        times[i, SECONDS] = seconds
+        counts[i, METHOD] = m
+        counts[i, DEPTH] = k
+        counts[i, DRAFTED] = drafted
+        counts[i, ACCEPTED] = accepted
+        counts[i, EMITTED] = emitted
+        times[i, GAIN] = _gain(e, r, row, m, seconds, drafted, accepted, emitted)
+        counts[i, POSITION] = p
+        counts[i, OBSERVED] = k == 0 or drafted <= known[m, row]
         p += emitted
         position[i] = p
         ended[i] = 0
