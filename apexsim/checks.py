@@ -118,8 +118,22 @@ def _check_positions(meta: Mapping[str, Any], requests: pl.DataFrame, rows: pl.D
         _fail_any(file, drafted.name, drafted > meta["kmax"], drafted, f"must be at most kmax {meta['kmax']}")
         _fail_any(file, accepted.name, accepted > drafted, accepted, f"must be at most {drafted.name}")
         _fail_any(file, accepted.name, accepted > left, accepted, "must be at most T - p, the tokens that follow")
+        for column in schema.DRAFT_SIGNALS:
+            _check_draft_signal(rows, f"{column}.{method}", drafted, exact=column != "draft_kl", file=file)
         one_null = accepted.is_null() != drafted.is_null()
         _fail_any(file, accepted.name, one_null, accepted, f"must be null exactly where {drafted.name} is")
+
+
+def _check_draft_signal(rows: pl.DataFrame, name: str, drafted: pl.Series, exact: bool, file: Path) -> None:
+    if name not in rows.columns:
+        return
+    lengths = rows[name].list.len().cast(pl.Int64)
+    drafted = drafted.cast(pl.Int64)
+    wrong = (lengths != drafted) if exact else (lengths > drafted)
+    rule = "one value per draft token" if exact else "at most one value per draft token"
+    _fail_any(file, name, wrong, lengths, f"values in the list: must be {rule}, {drafted.name}")
+    nulls = rows[name].list.eval(pl.element().is_null()).list.any()
+    _fail_any(file, name, nulls, lengths, "values in the list: none of them may be null")
 
 
 def _check_blocks(meta: Mapping[str, Any], requests: pl.DataFrame, blocks: pl.DataFrame, file: Path) -> None:

@@ -3,7 +3,8 @@
 Contexts are binned by octave (a pass over twice the context costs more, and the more so the more tokens it holds). A cell of
 (tokens, octave) with enough blocks takes its median. The rest is f(tokens) + g(octave), by median polish, plus the residual of
 the nearest measured cells; isotonic regression then makes the table non-decreasing in both, which keeps the steps of a staircase.
-Each batch size that was measured is fitted apart.
+Each batch size that was measured often enough is fitted apart: there a step is one measurement, of the mean number of tokens of
+its requests, and a draft one of the deepest of them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ OUTLIER_RATIO = 3.0
 SAME_WORK = ("method", "depth", "drafted", "batch_size", "octave")
 """Blocks did the same work if they agree in these; the octave is that of the context length."""
 MIN_PER_CELL = 5
+MIN_BATCH_SHARE = 0.05
+"""A batch size of fewer of the blocks than this (a batch of which some requests had ended) is not fitted."""
 ROUNDS = 10
 
 
@@ -86,7 +89,7 @@ def fit_profile(bundle: Bundle) -> CostProfile:
         hint = f"give --cost-profile {instead}" if instead else "give --cost-profile NAME or FILE"
         raise ProfileError(f"{bundle.name}: has no timed blocks to fit a cost profile to; {hint}")
     flagged = outliers(timed)
-    kept = timed.filter(~flagged).with_columns(tokens=pl.col("drafted") + 1)
+    kept = _steps(_common_batches(timed.filter(~flagged)))
     notes = [
         f"{flagged.sum()} of {timed.height} blocks left out as outliers (over {OUTLIER_RATIO:g} x the median of the same work)"
     ]
@@ -131,12 +134,30 @@ def fit_profile(bundle: Bundle) -> CostProfile:
         overhead_s=overhead_s,
         tail_draft=bool(bundle.meta["engine"].get("tail_draft", False)),
     )
-    ratios = _priced_over_measured(bundle, profile, kept.filter(pl.col("batch_size") == batch))
+    ratios = _priced_over_measured(
+        bundle, profile, kept.filter(pl.col("batch_size") == batch)
+    )  # a step is a block there
     notes.append(
         f"priced over measured seconds of its own runs: {min(ratios):.2f} to {max(ratios):.2f} "
         "(medians of skewed times are low, and the machine drifts between runs)"
     )
     return replace(profile, notes=tuple(notes))
+
+
+def _common_batches(blocks: pl.DataFrame) -> pl.DataFrame:
+    share = pl.len().over("batch_size") / blocks.height
+    return blocks.filter(share >= MIN_BATCH_SHARE)
+
+
+def _steps(blocks: pl.DataFrame) -> pl.DataFrame:
+    """One row per engine step, with ``tokens``: mean tokens per request; a trace without step numbers has one block each."""
+    if "step" not in blocks.columns:
+        return blocks.with_columns(tokens=pl.col("drafted") + 1)
+    tokens = (pl.col("drafted") + 1).mean().round().cast(pl.Int32).alias("tokens")
+    rest = pl.col("position", "drafted", "batch_size", "context_tokens", "draft_s", "verify_s", "overhead_s")
+    return blocks.group_by("run", "method", "step", maintain_order=True).agg(
+        tokens, pl.col("depth").max(), rest.first()
+    )
 
 
 def _priced_over_measured(bundle: Bundle, profile: CostProfile, blocks: pl.DataFrame) -> list[float]:

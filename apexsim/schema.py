@@ -7,6 +7,7 @@ explains them; ``apexsim.traces`` reads, checks and writes them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +27,7 @@ class Column:
     """One column: its type, range and meaning. ``low`` and ``high`` are inclusive; ``values`` lists the allowed strings."""
 
     name: str
-    dtype: type[pl.DataType]
+    dtype: type[pl.DataType] | pl.DataType
     doc: str
     required: bool = True
     nullable: bool = False
@@ -49,7 +50,9 @@ REQUESTS: tuple[Column, ...] = (
     Column(
         "prompt_repetition", pl.Float32, "share of prompt tokens that end a 3-gram seen before", False, True, 0.0, 1.0
     ),
-    Column("prompt_token_ids", pl.List(pl.Int32), "prompt token ids", False, True),  # type: ignore[arg-type]
+    Column("prompt_entropy", pl.Float32, "entropy (nats) of the distribution of the prompt's tokens", False, True, 0.0),
+    Column("prompt_embedding", pl.List(pl.Float32), "apexsim.embedding of the prompt", False, True),
+    Column("prompt_token_ids", pl.List(pl.Int32), "prompt token ids", False, True),
 )
 
 POSITIONS: tuple[Column, ...] = (
@@ -58,12 +61,19 @@ POSITIONS: tuple[Column, ...] = (
     Column("token_id", pl.Int32, "y_p, the last emitted token", False, True, 0),
     Column("target_entropy", pl.UInt8, "code of the entropy of the distribution that produced y_p", False, True),
     Column("target_prob", pl.UInt8, "code of the probability of y_p in it", False, True),
+    Column("target_margin", pl.UInt8, "code of that probability less the second largest", False, True),
 )
 
 METHOD_COLUMNS: tuple[Column, ...] = (
     Column("accepted", pl.UInt8, "draft tokens that match y_{p+1}, y_{p+2}, ...; 0..min(drafted, T - p)", True, True),
     Column("drafted", pl.UInt8, "draft tokens proposed; 0..kmax", True, True),
     Column("match", pl.UInt8, "longest suffix of the context, up to 32 tokens, that occurs in it before", False, True),
+    Column("draft_prob", pl.List(pl.UInt8), "per draft token: code of the drafter's probability of it", False, True),
+    Column("draft_entropy", pl.List(pl.UInt8), "per draft token: code of the drafter's entropy", False, True),
+    Column(
+        "draft_margin", pl.List(pl.UInt8), "per draft token: code of the lead over the drafter's second", False, True
+    ),
+    Column("draft_kl", pl.List(pl.UInt8), "code of KL(drafter, target), up to the first rejection", False, True),
 )
 """Columns of ``positions`` that exist per method, named ``<column>.<method>``."""
 
@@ -83,6 +93,9 @@ BLOCKS: tuple[Column, ...] = (
     Column("overhead_s", pl.Float64, "seconds of the rest of the step", nullable=True, low=0.0),
     Column("batch_size", pl.Int32, "requests in the step", low=1),
     Column("context_tokens", pl.Int32, "prompt plus output tokens at the start of the block", low=1),
+    Column(
+        "step", pl.Int64, "blocks of a run that share a number shared an engine step, and its seconds", False, low=0
+    ),
 )
 
 TABLES: dict[str, tuple[Column, ...]] = {"requests": REQUESTS, "positions": POSITIONS, "blocks": BLOCKS}
@@ -120,3 +133,13 @@ def encode_probability(probability: np.ndarray) -> np.ndarray:
 def decode_probability(code: np.ndarray) -> np.ndarray:
     """Probabilities (float64) of their uint8 codes."""
     return code / 255.0
+
+
+DRAFT_CODES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "prob": encode_probability,
+    "entropy": encode_entropy,
+    "margin": encode_probability,
+    "kl": encode_entropy,
+}
+"""How each signal of a draft is coded; its column is ``draft_<signal>.<method>``. Divergences share the entropies' scale."""
+DRAFT_SIGNALS = tuple(f"draft_{name}" for name in DRAFT_CODES)

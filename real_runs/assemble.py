@@ -1,8 +1,8 @@
-"""From the parts a recording left on disk to a trace bundle, and the exactness figures that go with it. No engine here."""
+"""From the parts a recording left on disk to the tables of a trace bundle. No engine here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,9 +34,9 @@ def accepted_length(draft: Sequence[int], following: Sequence[int]) -> int:
 
 
 def request_table(
-    prompts: Sequence[Prompt], texts: Sequence[Part], prefill_s: Mapping[str, float | None], max_tokens: int
+    prompts: Sequence[Prompt], texts: Sequence[Part], prefill: Sequence[Part], max_tokens: int
 ) -> pl.DataFrame:
-    """The ``requests`` table: one row per prompt, with the output of the shadow pass."""
+    """The ``requests`` table: one row per prompt, with the output of the shadow pass and the facts of its prefill."""
     rows = [
         {
             "request_id": prompt.request_id,
@@ -48,27 +48,30 @@ def request_table(
             "max_tokens": max_tokens,
             "finish_reason": text.finish_reason if text.finish_reason in ("stop", "length") else "cut",
             "aligned": True,
-            "prefill_s": prefill_s.get(prompt.request_id),
+            "prefill_s": first.prefill_s,
             "prompt_repetition": repeated_trigrams(np.array(prompt.token_ids, dtype=np.int32)),
+            "prompt_entropy": token_entropy(prompt.token_ids),
+            "prompt_embedding": first.embedding or None,
             "prompt_token_ids": list(prompt.token_ids),
         }
-        for prompt, text in zip(prompts, texts, strict=True)
+        for prompt, text, first in zip(prompts, texts, prefill, strict=True)
     ]
-    return pl.DataFrame(
-        rows, schema={column.name: column.dtype for column in schema.REQUESTS} | {"prompt_token_ids": pl.List(pl.Int32)}
-    )
+    return pl.DataFrame(rows, schema={column.name: column.dtype for column in schema.REQUESTS})
 
 
-def position_table(prompts: Sequence[Prompt], shadows: Mapping[str, Sequence[Part]]) -> pl.DataFrame:
+def position_table(
+    prompts: Sequence[Prompt], shadows: Mapping[str, Sequence[Part]], copying: Container[str]
+) -> pl.DataFrame:
     """The ``positions`` table: p = 1..T-1 of each request, with the columns of each method.
 
     Args:
         prompts: One per request.
-        shadows: Per method the parts of its shadow pass. Entropies and tokens are those of the first.
+        shadows: Per method the parts of its shadow pass. The target's signals and tokens are those of the first.
+        copying: The methods among them that copy: for these the length of the match is recorded.
     """
     texts = next(iter(shadows.values()))
     frames = [
-        _positions_of(row, prompts[row], texts[row], {method: parts[row] for method, parts in shadows.items()})
+        _positions_of(row, prompts[row], texts[row], {method: parts[row] for method, parts in shadows.items()}, copying)
         for row in range(len(prompts))
         if len(texts[row].token_ids) >= 2
     ]
@@ -77,25 +80,56 @@ def position_table(prompts: Sequence[Prompt], shadows: Mapping[str, Sequence[Par
     return pl.concat(frames)
 
 
-def _positions_of(row: int, prompt: Prompt, text: Part, shadows: Mapping[str, Part]) -> pl.DataFrame:
+def _positions_of(
+    row: int, prompt: Prompt, text: Part, shadows: Mapping[str, Part], copying: Container[str]
+) -> pl.DataFrame:
     tokens, count = text.token_ids, len(text.token_ids) - 1
+    probability = np.array(text.probability[:count])
+    margin = probability * -np.expm1(-np.array(text.gap[:count]))
     columns: dict[str, Any] = {
         "request": np.full(count, row, dtype=np.int32),
         "position": np.arange(1, count + 1, dtype=np.int32),
         "token_id": np.array(tokens[:count], dtype=np.int32),
         "target_entropy": schema.encode_entropy(np.array(text.entropy[:count])),
-        "target_prob": schema.encode_probability(np.array(text.probability[:count])),
+        "target_prob": schema.encode_probability(probability),
+        "target_margin": schema.encode_probability(margin),
     }
     for method, shadow in shadows.items():
-        missing = [p for p in range(1, count + 1) if p not in shadow.drafts]
+        # Where the method's own pass left the text, its drafts answer another prefix: it was not asked there.
+        asked = min(count, accepted_length(shadow.token_ids, tokens))
+        missing = [p for p in range(1, asked + 1) if p not in shadow.drafts]
         if missing:
             raise ApexSimError(f"{method}: request {shadow.request_id}: no draft was recorded at position {missing[0]}")
-        drafts = [shadow.drafts[p] for p in range(1, count + 1)]
+        drafts = [shadow.drafts[p] for p in range(1, asked + 1)]
+        blank: list[Any] = [None] * (count - asked)
         accepted = [accepted_length(draft, tokens[p:]) for p, draft in enumerate(drafts, start=1)]
-        columns[f"accepted.{method}"] = np.array(accepted, dtype=np.uint8)
-        columns[f"drafted.{method}"] = np.array([len(draft) for draft in drafts], dtype=np.uint8)
-        columns[f"match.{method}"] = match_lengths(prompt.token_ids, tokens)
+        columns[f"accepted.{method}"] = pl.Series(accepted + blank, dtype=pl.UInt8)
+        columns[f"drafted.{method}"] = pl.Series([len(draft) for draft in drafts] + blank, dtype=pl.UInt8)
+        if method in copying:
+            columns[f"match.{method}"] = match_lengths(prompt.token_ids, tokens)
+        for name, encode in schema.DRAFT_CODES.items():
+            if name in shadow.signals:
+                codes = _codes(shadow.signals[name], asked, encode)
+                columns[f"draft_{name}.{method}"] = pl.Series(codes + blank, dtype=pl.List(pl.UInt8))
     return pl.DataFrame(columns)
+
+
+def _codes(
+    values: Mapping[int, Sequence[float]], count: int, encode: Callable[[np.ndarray], np.ndarray]
+) -> list[list[int] | None]:
+    """One list of codes per position 1..count."""
+    lists = [values.get(p, ()) for p in range(1, count + 1)]
+    codes = encode(np.array([value for one in lists for value in one], dtype=np.float64)).tolist()
+    ends = np.cumsum([len(one) for one in lists], dtype=np.int64)
+    return [codes[end - len(one) : end] for one, end in zip(lists, ends, strict=True)]
+
+
+def token_entropy(tokens: Sequence[int]) -> float:
+    """Entropy of the distribution of the tokens in a text, nats: low where few tokens recur, log n where all differ."""
+    if not tokens:
+        return 0.0
+    share = np.unique(np.array(tokens), return_counts=True)[1] / len(tokens)
+    return float(max(0.0, -np.sum(share * np.log(share))))
 
 
 def match_lengths(prompt: Sequence[int], output: Sequence[int]) -> np.ndarray:
@@ -110,7 +144,8 @@ def block_table(runs: Iterable[MeasuredRun], texts: Sequence[Part]) -> tuple[pl.
     """The ``blocks`` table of measured runs, and how many blocks were left out of it.
 
     A block that starts after its request's output has left the shadow text has a position that means something else
-    there: it is left out.
+    there: it is left out. The last block of a run with a lower output limit than the trace's is recorded as if that had not cut
+    it: what was accepted is what the verifier said.
     """
     rows, dropped = [], 0
     for measured in runs:
@@ -144,55 +179,7 @@ def _block_row(measured: MeasuredRun, request: int, block: Block, length: int) -
         "overhead_s": block.overhead_s,
         "batch_size": block.batch_size,
         "context_tokens": block.context_tokens,
-    }
-
-
-def exactness(
-    runs: Iterable[MeasuredRun], texts: Sequence[Part], positions: pl.DataFrame, method: str
-) -> dict[str, Any]:
-    """Compares what real blocks accepted with what the shadow drafts say they had to: min(depth, accepted at p).
-
-    Blocks that the end of the text censors (p + depth > T) and blocks after a divergence have nothing to compare with.
-    Blocks without a draft match trivially, so the share is over those that drafted.
-
-    Returns:
-        ``blocks`` compared, ``drafting_blocks`` among them, ``mismatches``, ``share_equal`` over drafting blocks (null
-        if there are none), ``censored_blocks``, and ``first_divergence``: per run and request id, the first position at
-        which an output differs from the shadow text.
-    """
-    expected = {
-        (request, position): accepted
-        for request, position, accepted in positions.select("request", "position", f"accepted.{method}").iter_rows()
-    }
-    blocks = drafting = mismatches = wrong_drafting = censored = 0
-    diverged: dict[str, dict[str, int]] = {}
-    for measured in runs:
-        if measured.method != method:
-            continue
-        for request, part in zip(measured.run.requests, measured.parts, strict=True):
-            text = texts[request].token_ids
-            same = accepted_length(part.token_ids, text)
-            if same < max(len(text), len(part.token_ids)):
-                diverged.setdefault(measured.run.name, {})[part.request_id] = same + 1
-            for block in part.blocks:
-                if block.position > same or (request, block.position) not in expected:
-                    continue
-                if block.position + block.depth > len(text):
-                    censored += 1
-                    continue
-                wrong = block.accepted != min(block.depth, expected[request, block.position])
-                blocks += 1
-                mismatches += wrong
-                if block.drafted:
-                    drafting += 1
-                    wrong_drafting += wrong
-    return {
-        "blocks": blocks,
-        "drafting_blocks": drafting,
-        "mismatches": mismatches,
-        "share_equal": 1.0 - wrong_drafting / drafting if drafting else None,
-        "censored_blocks": censored,
-        "first_divergence": diverged,
+        "step": block.step,
     }
 
 

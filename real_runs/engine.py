@@ -29,6 +29,8 @@ ERROR_FILE = "error.txt"
 DONE_FILE = "done.json"
 SECONDS_FILE = "seconds.json"
 KV_CACHE_GIB = 4
+STEPS_PER_GROUP = 1_000_000
+"""More engine steps than any group of requests takes: numbers of steps start at the group's first request times this."""
 QUIET_CORES = 0.1
 """A timed group during which other processes used more of the machine than this is measured again."""
 ATTEMPTS = 3
@@ -84,9 +86,15 @@ def random_depth(seed: int, request: str, position: int, kmax: int) -> int:
 
 
 def chunks(run: Run) -> list[tuple[int, ...]]:
-    """The requests of a run in the groups that are submitted together."""
-    if run.mode == "shadow":  # the engine keeps its batch full by itself
-        return [run.requests]
+    """The requests of a run in the groups that are submitted together.
+
+    A group is decoded to its end before the next begins, and again as a whole if a kill cut it short: floating-point sums
+    depend on the batch, so only the same batches give the same signals. Shadow groups take every n-th request, since neighbours
+    are alike and a group of long prompts only would need much memory.
+    """
+    if run.mode == "shadow":
+        count = -(-len(run.requests) // run.batch)
+        return [run.requests[i::count] for i in range(count)]
     return [run.requests[i : i + run.batch] for i in range(0, len(run.requests), run.batch)]
 
 
@@ -132,7 +140,7 @@ class Session:
             worker_cls="real_runs.hooks.RecordingWorker",
             async_scheduling=False,
             enforce_eager=True,
-            enable_prefix_caching=False,
+            enable_prefix_caching=job.prefix_caching,
             disable_log_stats=True,
             seed=0,
         )
@@ -144,7 +152,7 @@ class Session:
             self._warm_up()
         for run, group in work:
             if run.mode == "shadow":
-                self._generate(run, self._missing(run, group), partial(self._keep, run))
+                self._generate(run, group, partial(self._keep, run))
             else:
                 self._measure(run, group)
 
@@ -184,7 +192,7 @@ class Session:
         self._lap("warm-up")
 
     def _generate(self, run: Run, rows: Sequence[int], keep: Callable[[Part], None]) -> None:
-        """Decodes requests together and hands over the part of each as it finishes."""
+        """Decodes requests together, in the order given, and hands over the part of each as it finishes."""
         from real_runs.hooks import RECORDER
 
         seed = self.job.seed
@@ -192,8 +200,11 @@ class Session:
             "shadow": None,
             "fixed": lambda request, position: run.depth,
             "random": lambda request, position: random_depth(seed, request, position, run.depth),
+            "prefill": lambda request, position: 0,
         }
         RECORDER.depth, RECORDER.active = rules[run.mode], True
+        RECORDER.embedding = run.mode == "prefill"
+        RECORDER.step = rows[0] * STEPS_PER_GROUP
         for prompt in (self.prompts[row] for row in rows):
             RECORDER.parts[prompt["request_id"]] = Part(prompt["request_id"])
             self._add(prompt["request_id"], prompt["token_ids"], run.max_tokens)

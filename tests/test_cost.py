@@ -137,12 +137,30 @@ def measured(seed: int = 0, noise: float = 0.03, plain: bool = True) -> Bundle:
                     "drafter_steps": depth, "drafted": depth, "accepted": 0, "emitted": 1,
                     "draft_s": 0.001 * depth * noisy[0] + (0.0005 if method and not depth else 0.0),
                     "verify_s": (0.010 + 0.002 * (depth // 4) + 1e-6 * context) * noisy[1],
-                    "overhead_s": 0.0004 * noisy[2], "batch_size": 1, "context_tokens": context,
+                    "overhead_s": 0.0004 * noisy[2], "batch_size": 1, "context_tokens": context, "step": i,
                 }
             )  # fmt: skip
     rows[0]["verify_s"] = 0.5  # a warm-up
     schema_of = {c.name: c.dtype for c in schema.BLOCKS}
     return Bundle(bundle.meta, bundle.requests, bundle.positions, pl.DataFrame(rows, schema=schema_of))
+
+
+def test_a_step_of_several_requests_is_one_measurement_of_their_mean_tokens():
+    alone = measured(noise=0.0)
+    rows = alone.blocks.filter(pl.col("depth") == 4)
+    drafted = pl.Series("drafted", [6, 2] * (rows.height // 2), dtype=pl.Int32)
+    pair = rows.with_columns(
+        run=pl.lit("pair"), step=pl.col("step") // 2, batch_size=pl.lit(2, pl.Int32), verify_s=pl.lit(0.05),
+        drafted=drafted, depth=drafted, drafter_steps=drafted, draft_s=pl.lit(0.006),
+    )  # fmt: skip
+    few = rows.head(20).with_columns(run=pl.lit("ending"), batch_size=pl.lit(3, pl.Int32))
+    profile = fit_profile(Bundle(alone.meta, alone.requests, alone.positions, pl.concat([alone.blocks, pair, few])))
+    assert isinstance(profile.verify, Table)
+    assert profile.verify.batch == (1.0, 2.0)  # too few blocks of batch 3
+    assert profile.verify.seconds(5, 1000, 2) == pytest.approx(0.05)
+    assert profile.verify.seconds(5, 1000) == pytest.approx(fit_profile(alone).verify.seconds(5, 1000), rel=1e-3)
+    draft = profile.method("eagle3", "eagle3").draft
+    assert draft.seconds(6, 1000, 2) == pytest.approx(0.006)  # the deeper of the two drafts
 
 
 def test_known_costs_are_recovered():

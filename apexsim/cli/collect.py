@@ -16,12 +16,19 @@ def collect(
     out: Annotated[Path, typer.Option(metavar="BUNDLE", help="Directory to write.")],
     more: Annotated[list[Path] | None, typer.Argument(metavar="[FILE...]", help="More files of prompts.")] = None,
     methods: Annotated[str, typer.Option(help="Comma-separated drafting methods.")] = "ngram",
-    draft_model: Annotated[str | None, typer.Option(metavar="MODEL", help="Drafter of method draft_model.")] = None,
+    draft_model: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Drafter of method draft_model, or layer-skip:L,L,..."),
+    ] = None,
     eagle3_model: Annotated[str | None, typer.Option(metavar="MODEL", help="Drafter of method eagle3.")] = None,
+    drafter: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=KIND:MODEL", help="A further named method; may be repeated.")
+    ] = None,
     max_tokens: Annotated[int, typer.Option(min=2, help="Output limit of every request.")] = 256,
     kmax: Annotated[int, typer.Option(min=1, help="Longest draft recorded.")] = 16,
     timing_depths: Annotated[str, typer.Option(help="Depths that are run for real and timed.")] = "0,1,2,4,8,16",
     timing_requests: Annotated[int, typer.Option(min=1, help="Prompts timed, spread over the workloads.")] = 12,
+    timing_tokens: Annotated[int | None, typer.Option(min=2, help="Output limit of timed requests.")] = None,
     timing_batches: Annotated[str, typer.Option(help="Batch sizes that are timed.")] = "1",
     batch_size: Annotated[int, typer.Option(min=1, help="Requests that run together in the shadow pass.")] = 8,
     limit_per_workload: Annotated[int | None, typer.Option(min=1, help="Prompts of each workload at most.")] = None,
@@ -34,8 +41,8 @@ def collect(
 
     Example: apexsim collect --target smollm2-135m-instruct --prompts my_prompts.jsonl --out runs/my-trace
     """
-    from real_runs.collect import CollectOptions
     from real_runs.collect import collect as record
+    from real_runs.options import CollectOptions
 
     options = CollectOptions(
         target=target,
@@ -54,6 +61,8 @@ def collect(
         engine=engine,
         draft_model=draft_model,
         eagle3_model=eagle3_model,
+        further_drafters=tuple(drafter or ()),
+        timing_tokens=timing_tokens,
     )
     with progress(quiet) as bar:
         tasks = {}
