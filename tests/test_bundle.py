@@ -21,7 +21,7 @@ BLOCK = {
 
 
 def blocks(**changes) -> pl.DataFrame:
-    return pl.DataFrame([BLOCK | changes], schema={c.name: c.dtype for c in schema.BLOCKS})
+    return pl.DataFrame([BLOCK | changes], schema={c.name: c.dtype for c in schema.BLOCKS if c.required})
 
 
 @pytest.fixture

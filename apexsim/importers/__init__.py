@@ -48,6 +48,12 @@ FORMATS = {
             "apexsim.importers.eagle_lossy",
             "<workload>.strict.jsonl with one request a line (accepted and emitted per round); lossless arms only",
         ),
+        Format(
+            "vllm-metrics",
+            "apexsim.importers.vllm_metrics",
+            "<workload>.<method>.jsonl with one response of vLLM's OpenAI-compatible server a line, served with "
+            "--per-request-spec-decode-metrics detailed; methods: ngram, suffix, draft_model, eagle3",
+        ),
     )
 }
 
