@@ -1,4 +1,4 @@
-"""Trace bundles on disk: load, write, list and describe. What makes a bundle valid is in ``apexsim.checks``."""
+"""Trace bundles on disk: load, write, list. What makes a bundle valid is in ``apexsim.checks``."""
 
 from __future__ import annotations
 
@@ -145,70 +145,6 @@ def write(bundle: Bundle, out: Path) -> Bundle:
                 meta["checksums"][file.name] = sha256(file)
         (scratch / "meta.json").write_bytes(_render(meta))
     return Bundle(meta, bundle.requests, bundle.positions, bundle.blocks, out)
-
-
-def describe(bundle: Bundle) -> dict[str, Any]:
-    """The facts that ``apexsim traces describe --json`` prints."""
-    requests = bundle.requests
-    return {
-        "name": bundle.name,
-        "schema": bundle.meta["schema"],
-        "target": bundle.meta["target"],
-        "hardware": bundle.meta["hardware"],
-        "engine": bundle.meta["engine"],
-        "dtype": bundle.meta["dtype"],
-        "sampling": bundle.meta["sampling"],
-        "kmax": bundle.kmax,
-        "requests": requests.height,
-        "positions": bundle.positions.height,
-        "blocks": bundle.blocks.height,
-        "workloads": _counts(requests, "workload"),
-        "methods": {method: _describe_method(bundle, method) for method in bundle.methods},
-        "splits": {split: _counts(requests, "split").get(split, 0) for split in schema.SPLITS},
-        "aligned_requests": int(requests["aligned"].sum()),
-    }
-
-
-def _describe_method(bundle: Bundle, method: str) -> dict[str, Any]:
-    facts: dict[str, Any] = {"kind": bundle.meta["methods"][method]["kind"]}
-    if bundle.every_position:
-        rows = bundle.positions.select(accepted=f"accepted.{method}", drafted=f"drafted.{method}").drop_nulls()
-        facts |= {
-            "positions": rows.height,
-            "mean_accepted": rows["accepted"].mean(),
-            "mean_accepted_visited": _visited_mean(bundle, method),
-            "empty_draft_share": (rows["drafted"] == 0).mean(),
-        }
-    else:
-        rows = bundle.blocks.filter(pl.col("method") == method, pl.col("depth") > 0)
-        facts |= {
-            "positions": 0,
-            "mean_accepted": None,
-            "mean_accepted_visited": rows["accepted"].mean(),
-            "empty_draft_share": (rows["drafted"] == 0).mean() if rows.height else None,
-        }
-    facts["exactness"] = bundle.meta.get("exactness", {}).get(method)
-    return facts
-
-
-def _visited_mean(bundle: Bundle, method: str) -> float | None:
-    """Mean accepted length over the blocks a run at depth kmax visits: not the mean over positions, since long accepts skip.
-
-    A position where the method was not asked counts as one where nothing was accepted.
-    """
-    total = visited = 0
-    for _, rows in bundle.positions.group_by("request", maintain_order=True):
-        accepted = rows[f"accepted.{method}"].fill_null(0).to_list()
-        p = 0
-        while p < len(accepted):
-            total += accepted[p]
-            visited += 1
-            p += accepted[p] + 1
-    return total / visited if visited else None
-
-
-def _counts(frame: pl.DataFrame, column: str) -> dict[str, int]:
-    return dict(frame.group_by(column).len().sort(column).iter_rows())
 
 
 def _read_meta(file: Path) -> dict[str, Any]:

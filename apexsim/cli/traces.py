@@ -42,27 +42,59 @@ def ls(as_json: Json = False, quiet: Quiet = False) -> None:
 
 @app.command("describe")
 def describe(bundle: Bundle, as_json: Json = False, quiet: Quiet = False) -> None:
-    """Say what a trace holds: sizes, methods, splits, exactness.
+    """Say what a trace holds: sizes, acceptance by method and workload, times, exactness.
 
     Example: apexsim traces describe smollm2-cpu
     """
     from apexsim import traces
+    from apexsim.describe import describe as facts_of
 
     loaded = traces.load(bundle)
-    facts = traces.describe(loaded)
+    facts = facts_of(loaded)
     if as_json:
         print_json(facts)
         return
-    plain = [(k, _text(v)) for k, v in facts.items() if k != "methods"]
+    nested = ("methods", "plain")
+    plain = [(k, _text(v)) for k, v in facts.items() if k not in nested]
     print_table(f"Trace {facts['name']}", ("fact", "value"), plain, left=2)
-    columns = ("kind", "positions", "mean_accepted", "mean_accepted_visited", "empty_draft_share")
-    lines = [(name, *(_text(m[c]) for c in columns)) for name, m in facts["methods"].items()]
-    print_table("Methods", ("method", *columns), lines, left=2)
-    for name, method in facts["methods"].items():
-        if method["exactness"]:
-            note(f"exactness of {name}: {_text(method['exactness'])}", quiet)
+    _print_acceptance(facts)
+    _print_times(facts)
+    _print_exactness(facts)
     for line in loaded.meta.get("notes", []):
         note(f"note: {line}", quiet)
+
+
+def _print_acceptance(facts: dict[str, Any]) -> None:
+    columns = {
+        "positions": "positions",
+        "mean_accepted": "accepted, every position",
+        "mean_accepted_visited": "accepted, visited blocks",
+        "mean_drafted": "drafted",
+        "empty_draft_share": "empty drafts",
+    }
+    lines = []
+    for name, method in facts["methods"].items():
+        for workload, figures in (("all", method), *method["workloads"].items()):
+            lines.append((name, workload, *(_text(figures[c]) for c in columns)))
+    print_table("Acceptance (mean tokens)", ("method", "workload", *columns.values()), lines, left=2)
+
+
+def _print_times(facts: dict[str, Any]) -> None:
+    columns = ("batch_size", "depth", "blocks", "draft_ms", "verify_ms", "overhead_ms", "idle_tax_ms")
+    rows = [("none", row) for row in facts["plain"]["times"]]
+    rows += [(name, row) for name, method in facts["methods"].items() for row in method["times"]]
+    lines = [(name, *(_text(row.get(column)) for column in columns)) for name, row in rows]
+    if lines:
+        names = ("batch", "depth", "blocks", "draft ms", "verify ms", "overhead ms", "idle tax ms")
+        print_table("Times of fixed-depth runs (medians)", ("drafter", *names), lines, left=1)
+
+
+def _print_exactness(facts: dict[str, Any]) -> None:
+    columns = ("blocks", "drafting_blocks", "mismatches", "share_equal", "censored_blocks")
+    checked = {name: method["exactness"] for name, method in facts["methods"].items() if method["exactness"]}
+    lines = [(name, *(_text(figures.get(column)) for column in columns)) for name, figures in checked.items()]
+    if lines:
+        print_table("Exactness: real blocks against the replay", ("method", *columns), lines, left=1)
 
 
 @app.command("check")
