@@ -230,6 +230,17 @@ class Session:
         write_atomic(self.folder / SECONDS_FILE, json.dumps(self.seconds).encode())
 
 
+def plain_words(error: Exception) -> str:
+    """One line of a failure, with the remedy where the engine names one that is not the user's to turn."""
+    line = next((text for text in str(error).splitlines() if text.strip()), "no message")
+    if "KV cache" in line or "cache blocks" in line:
+        return (
+            f"too little memory for the KV cache: VLLM_CPU_KVCACHE_SPACE is {os.environ.get('VLLM_CPU_KVCACHE_SPACE')} GiB; "
+            f"give more of it (CPU) or free memory (GPU), or take a smaller --batch-size. vLLM says: {line}"
+        )
+    return f"{type(error).__name__}: {line}"
+
+
 def _die_with_parent() -> None:
     """Ends this process soon after the collector is gone; else a killed collection would go on decoding, unseen."""
     parent = os.getppid()
@@ -251,8 +262,7 @@ def main(arguments: Sequence[str]) -> int:
         session = Session(Job.read(job_file), json.loads(prompts_file.read_bytes()), folder)
         session.run()
     except Exception as error:
-        line = next((text for text in str(error).splitlines() if text.strip()), "no message")
-        write_atomic(folder / ERROR_FILE, f"{type(error).__name__}: {line}".encode())
+        write_atomic(folder / ERROR_FILE, plain_words(error).encode())
         raise
     import torch
 

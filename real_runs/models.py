@@ -65,7 +65,7 @@ def resolve_drafter(model: str, target: str, option: str) -> str:
     skip = LAYER_SKIP.fullmatch(model)
     if skip:
         return str(_layer_skip_folder(target, tuple(map(int, skip[1].split(","))), option))
-    return _folder_or_hub_id(model, option, "layer-skip:L,L,... (the target without these layers)")
+    return _folder_or_hub_id(model, option, "for a draft model layer-skip:L,L,... (the target without these layers)")
 
 
 def _folder_or_hub_id(model: str, option: str, otherwise: str) -> str:

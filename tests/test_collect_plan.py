@@ -129,6 +129,14 @@ def test_the_plan_times_every_depth_and_a_plain_engine(options, monkeypatch):
     assert [len(run.requests) for run in plan.prefill.runs] == [20]
 
 
+def test_a_full_memory_is_told_in_the_user_s_terms(monkeypatch):
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "0")
+    line = engine.plain_words(ValueError("No available memory for the cache blocks. Try this.\nmore"))
+    assert line.startswith("too little memory for the KV cache: VLLM_CPU_KVCACHE_SPACE is 0 GiB; give more")
+    assert "\n" not in line
+    assert engine.plain_words(RuntimeError("\nthis broke\nhere")) == "RuntimeError: this broke"
+
+
 @pytest.mark.parametrize("target", ["/nowhere/at/all", "not-a-model", "./x"])
 def test_an_unknown_target_is_refused(target):
     with pytest.raises(UsageError, match="no such folder"):
