@@ -50,6 +50,7 @@ class Recorder:
         self._rows: Certainty | None = None
         self._log = DraftLog()
         self._hidden: Any = None
+        self._tokens = 0
         self._step: list[tuple[str, Block]] = []
         self._first: list[str] = []
         self._seconds = {"execute": 0.0, "sample": 0.0, "draft": 0.0}
@@ -96,13 +97,23 @@ class Recorder:
 
         return wrapper
 
+    def executing(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Wraps the runner's ``execute_model``."""
+        timed = self.timed("execute", call)
+
+        def wrapper(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            self._tokens = scheduler_output.total_num_scheduled_tokens
+            return timed(scheduler_output, *args, **kwargs)
+
+        return wrapper
+
     def forward(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps the runner's ``_model_forward``: keeps the mean of the target's last hidden states where it is wanted."""
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             result = call(*args, **kwargs)
-            if self.active and self.embedding:
-                self._hidden = result.float().mean(dim=0).tolist()
+            if self.active and self.embedding:  # rows beyond the step's tokens are padding
+                self._hidden = result[: self._tokens].float().mean(dim=0).tolist()
             return result
 
         return wrapper
@@ -271,7 +282,7 @@ class RecordingWorker(BaseWorker):  # type: ignore[misc]
     def init_device(self) -> None:
         super().init_device()
         runner = self.model_runner
-        runner.execute_model = RECORDER.timed("execute", runner.execute_model)
+        runner.execute_model = RECORDER.executing(runner.execute_model)
         runner._model_forward = RECORDER.forward(runner._model_forward)
         runner._sample = RECORDER.sampling(runner, runner._sample)
         runner.propose_draft_token_ids = RECORDER.drafting(runner, runner.propose_draft_token_ids)

@@ -340,7 +340,7 @@ def test_apex_keeps_the_first_method_and_masks_the_others(costs):
 def test_cost_noise_is_measured_seeded_and_centred():
     runs = []
     for noise, seed in ((True, 1), (True, 1), (False, 1)):
-        env = gym.make("ApexSpec-v0", bundle="smollm2-cpu", control="depth", cost_noise=noise)
+        env = gym.make("ApexSpec-v0", bundle="smollm2-cpu", control="depth", methods=("ngram",), cost_noise=noise)
         env.reset(seed=seed)
         seconds = []
         for _ in range(400):
@@ -352,7 +352,7 @@ def test_cost_noise_is_measured_seeded_and_centred():
     assert runs[0] == runs[1] != runs[2]
     factors = np.random.default_rng(0).choice(env.unwrapped.world.residuals, 3)
     assert (factors == 1.0).all()  # without noise
-    noisy = gym.make("ApexSpec-v0", bundle="smollm2-cpu", control="depth", cost_noise=True).unwrapped.world.residuals
+    noisy = gym.make("ApexSpec-v0", bundle="smollm2-cpu", control="depth", methods=("ngram",), cost_noise=True).unwrapped.world.residuals
     assert noisy.mean() == pytest.approx(1.0)  # else drafting would look slower than plain decoding, which has no noise
     assert noisy.std() > 0.01
 
@@ -361,7 +361,7 @@ def test_cost_noise_is_measured_seeded_and_centred():
 def test_noise_leaves_the_order_of_requests_alone(action):
     orders = []
     for noise in (True, False):
-        env = SpecEnv(bundle="smollm2-cpu", control="depth", split="test", cost_noise=noise)
+        env = SpecEnv(bundle="smollm2-cpu", control="depth", methods=("ngram",), split="test", cost_noise=noise)
         order = [env.reset(seed=3)[1]["request"]]
         while len(order) < 12:
             _, _, done, cut, _ = env.step(action)
@@ -417,7 +417,7 @@ def test_entropy_recent_is_the_mean_of_the_last_eight_known():
     for i in range(values.size):
         assert got[i] == pytest.approx(np.nanmean(values[max(0, i - 7) : i + 1]))
     assert np.isnan(features.trailing_mean(np.array([np.nan, 1.0]), 3)).tolist() == [True, False]
-    env = SpecEnv(bundle="smollm2-cpu", control="depth", split="all")
+    env = SpecEnv(bundle="smollm2-cpu", control="depth", methods=("ngram",), split="all")
     start = int(env.world.program.tables.start[3]) + 3
     rows = env.world.program.context[start : start + 30]
     entropy, recent = rows[:, FEATURES.index("entropy")], rows[:, FEATURES.index("entropy_recent")]
