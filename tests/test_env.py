@@ -352,7 +352,9 @@ def test_cost_noise_is_measured_seeded_and_centred():
     assert runs[0] == runs[1] != runs[2]
     factors = np.random.default_rng(0).choice(env.unwrapped.world.residuals, 3)
     assert (factors == 1.0).all()  # without noise
-    noisy = gym.make("ApexSpec-v0", bundle="smollm2-cpu", control="depth", methods=("ngram",), cost_noise=True).unwrapped.world.residuals
+    noisy = gym.make(
+        "ApexSpec-v0", bundle="smollm2-cpu", control="depth", methods=("ngram",), cost_noise=True
+    ).unwrapped.world.residuals
     assert noisy.mean() == pytest.approx(1.0)  # else drafting would look slower than plain decoding, which has no noise
     assert noisy.std() > 0.01
 
