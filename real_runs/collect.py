@@ -65,6 +65,7 @@ def _prepare(
     if not file.is_file():
         # A draft must fit too: near the limit vLLM would stop drafting for the whole batch.
         room = models.context_limit(model, MAX_MODEL_LEN) - options.max_tokens - options.kmax
+        room = room if options.max_prompt_tokens is None else min(room, options.max_prompt_tokens)
         tokenized = prompts.tokenize(chosen, models.load_tokenizer(model))
         fitting = [prompt for prompt in tokenized if len(prompt.token_ids) <= room]
         skipped: dict[str, int] = {}
@@ -72,7 +73,7 @@ def _prepare(
             if len(prompt.token_ids) > room:
                 skipped[prompt.workload] = skipped.get(prompt.workload, 0) + 1
         if not fitting:
-            raise UsageError(f"--prompts: every prompt is longer than the {room} tokens the model has room for")
+            raise UsageError(f"--prompts: every prompt is longer than the {room} tokens there is room for")
         kept = prompts.assign_splits(prompts.limit_per_workload(fitting, options.limit_per_workload))
         write_atomic(folder / "skipped.json", json.dumps(skipped).encode())
         write_atomic(file, json.dumps(prompts.to_json(kept)).encode())

@@ -33,6 +33,7 @@ class CollectOptions:
         batch_size: Requests that run together in the shadow pass.
         timing_batches: Batch sizes that are timed.
         limit_per_workload: Prompts taken of each workload at most.
+        max_prompt_tokens: Prompts longer than this are left out; None leaves out those that the model has no room for.
         seed: Seed of the random-depth run.
         resume: Go on with an interrupted recording.
         engine: The inference engine.
@@ -53,6 +54,7 @@ class CollectOptions:
     batch_size: int = 8
     timing_batches: tuple[int, ...] = (1,)
     limit_per_workload: int | None = None
+    max_prompt_tokens: int | None = None
     seed: int = 0
     resume: bool = False
     engine: str = "vllm"
@@ -85,6 +87,7 @@ def check_options(options: CollectOptions) -> None:
         "--timing-tokens": options.max_tokens if options.timing_tokens is None else options.timing_tokens,
         "--batch-size": options.batch_size,
         "--limit-per-workload": 1 if options.limit_per_workload is None else options.limit_per_workload,
+        "--max-prompt-tokens": 1 if options.max_prompt_tokens is None else options.max_prompt_tokens,
         "--timing-batches": min(options.timing_batches, default=0),
     }
     for name, value in positive.items():
@@ -129,4 +132,6 @@ def command(options: CollectOptions) -> list[str]:
         words += ["--timing-tokens", str(options.timing_tokens)]
     if options.limit_per_workload is not None:
         words += ["--limit-per-workload", str(options.limit_per_workload)]
+    if options.max_prompt_tokens is not None:
+        words += ["--max-prompt-tokens", str(options.max_prompt_tokens)]
     return words

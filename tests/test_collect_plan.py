@@ -83,6 +83,7 @@ def test_another_drafter_of_the_same_name_changes_the_fingerprint(options, tmp_p
         ({"timing_tokens": 0}, "--timing-tokens 0: must be at least 1"),
         ({"timing_batches": ()}, "--timing-batches 0: must be at least 1"),
         ({"limit_per_workload": 0}, "--limit-per-workload 0: must be at least 1"),
+        ({"max_prompt_tokens": 0}, "--max-prompt-tokens 0: must be at least 1"),
         ({"prompts": ()}, "--prompts: give at least one file"),
         ({"draft_model": "x"}, "--draft-model is given, but draft_model is not among --methods ngram"),
         ({"out": Path(__file__).parent}, "exists and is not an earlier output"),

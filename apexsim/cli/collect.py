@@ -32,6 +32,9 @@ def collect(
     timing_batches: Annotated[str, typer.Option(help="Batch sizes that are timed.")] = "1",
     batch_size: Annotated[int, typer.Option(min=1, help="Requests that run together in the shadow pass.")] = 8,
     limit_per_workload: Annotated[int | None, typer.Option(min=1, help="Prompts of each workload at most.")] = None,
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Leave out longer prompts.", show_default="what the model has room for")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the random-depth run.")] = 0,
     engine: Annotated[str, typer.Option(help="Inference engine: vllm.")] = "vllm",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted recording.")] = False,
@@ -56,6 +59,7 @@ def collect(
         batch_size=batch_size,
         timing_batches=tuple(numbers(timing_batches, "--timing-batches") or ()),
         limit_per_workload=limit_per_workload,
+        max_prompt_tokens=max_prompt_tokens,
         seed=seed,
         resume=resume,
         engine=engine,
