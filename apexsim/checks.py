@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from apexsim import schema
+from apexsim.embedding import DIMENSIONS
 from apexsim.errors import BundleError, choices
 
 Tables = Mapping[str, pl.DataFrame]
@@ -100,6 +101,12 @@ def _check_requests(requests: pl.DataFrame, file: Path) -> None:
     if split_groups.height:
         group = split_groups["source_group"].sort()[0]
         raise BundleError(f"{file}: column 'split': source group {group!r} lies in more than one split")
+    if "prompt_embedding" in requests.columns:
+        embedding = requests["prompt_embedding"]
+        sizes = embedding.list.len()
+        _fail_any(file, "prompt_embedding", sizes != DIMENSIONS, sizes, f"numbers in the list: must be {DIMENSIONS}")
+        finite = embedding.list.eval(pl.element().is_finite()).list.all()
+        _fail_any(file, "prompt_embedding", ~finite, sizes, "numbers in the list: all must be finite")
 
 
 def _check_positions(meta: Mapping[str, Any], requests: pl.DataFrame, rows: pl.DataFrame, file: Path) -> None:

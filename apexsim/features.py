@@ -8,10 +8,12 @@ Every feature is finite; where something is undefined it is 0 and a mask (``has_
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from apexsim.embedding import DIMENSIONS
 from apexsim.kernels.blocks import WINDOW
 
 REMAINING_CAP = 255
@@ -68,6 +70,8 @@ HISTORY = (
     Feature("recent_time_per_token", "plain steps", 0, 1000, f"as time_per_token, of the last {WINDOW} blocks"),
 )  # fmt: skip
 FEATURES = tuple(feature.name for feature in CONTEXT + HISTORY)
+PROMPT = ("prompt_entropy", *(f"embedding_{i}" for i in range(DIMENSIONS)))
+"""What is known of a prompt beyond the observation: entropy of its tokens (nats) and its ``apexsim.embedding``."""
 
 
 class Text(NamedTuple):
@@ -105,6 +109,17 @@ def context_features(text: Text) -> np.ndarray:
         text.repetition,
     )
     return np.nan_to_num(np.column_stack(columns), nan=0.0).astype(np.float32)
+
+
+def prompt_features(entropy: Sequence[float | None], embedding: Sequence[Sequence[float] | None]) -> np.ndarray:
+    """(n, len(PROMPT)) float32 of n prompts, NaN where unknown."""
+    out = np.full((len(entropy), len(PROMPT)), np.nan, dtype=np.float32)
+    for row, (nats, numbers) in enumerate(zip(entropy, embedding, strict=True)):
+        if nats is not None:
+            out[row, 0] = nats
+        if numbers is not None:
+            out[row, 1:] = numbers
+    return out
 
 
 def trailing_mean(values: np.ndarray, window: int) -> np.ndarray:

@@ -139,3 +139,15 @@ class Hindsight:
     def _plan(self, pick: np.ndarray, names: list[str], actions: np.ndarray, sync: np.ndarray) -> Plan:
         by_position = np.repeat(actions[pick].astype(np.int16), self.program.tokens)
         return Plan(by_position, sync[pick], tuple(names[i] for i in pick))
+
+
+def best_rates(program: Program) -> np.ndarray:
+    """(R, M + 1) best tokens per second of a constant depth with each method, and with any (arXiv:2610.07780, Eqs. 21, 22)."""
+    space, tokens = program.space, program.tokens
+    rates = np.zeros((tokens.size, len(space.methods) + 1))
+    for m, method in enumerate(space.methods):
+        for depth in space.depths:
+            totals = replay.run_constant(program, space.index(method, depth), program.sync_s((method,)))
+            rates[:, m] = np.maximum(rates[:, m], tokens / totals.seconds)
+    rates[:, -1] = rates.max(axis=1)
+    return rates

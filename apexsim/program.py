@@ -28,6 +28,7 @@ class Program:
         step_s: c_0, seconds of one autoregressive step: the mean over the bundle's train split.
         seconds_ar: (R,) seconds of plain decoding.
         context: (P + R, C) float32 ``features.CONTEXT`` of p = 1..T of every request.
+        prompts: (R, len(features.PROMPT)) float32.
         requests: The rows of the bundle's requests that are replayed (T >= 2), in order.
         skipped_by_workload: Requests selected but not replayed, since T < 2.
         bundle: Name of the bundle.
@@ -39,6 +40,7 @@ class Program:
     step_s: float
     seconds_ar: np.ndarray
     context: np.ndarray
+    prompts: np.ndarray
     requests: pl.DataFrame
     skipped_by_workload: dict[str, int]
     bundle: str
@@ -120,9 +122,14 @@ def compile_program(
     seconds_ar = np.empty(requests.height)
     autoregressive_seconds(table, seconds_ar)
     context = features.context_features(_text(bundle, rows))
+    known = (
+        requests[name].to_list() if name in requests.columns else [None] * requests.height
+        for name in ("prompt_entropy", "prompt_embedding")
+    )
+    prompts = features.prompt_features(*known)
     short = bundle.requests[rows].filter(pl.col("output_tokens") < 2)
     skipped = dict(short.group_by("workload").len().sort("workload").iter_rows())
-    return Program(table, space, step_s, seconds_ar, context, requests, skipped, bundle.name, profile.name)
+    return Program(table, space, step_s, seconds_ar, context, prompts, requests, skipped, bundle.name, profile.name)
 
 
 def _step_seconds(bundle: Bundle, profile: CostProfile) -> float:

@@ -69,8 +69,8 @@ class Policy(Protocol):
     persistent: bool
     """True if it remembers something from one request to the next: then the order of arrival matters."""
 
-    def reset(self, slots: np.ndarray) -> None:
-        """New requests start in these slots (n,) int64."""
+    def reset(self, slots: np.ndarray, prompts: np.ndarray) -> None:
+        """New requests start in these slots (n,) int64; ``prompts`` are their ``features.PROMPT`` (n, P), NaN where unknown."""
 
     def act(self, obs: np.ndarray, slots: np.ndarray) -> np.ndarray:
         """Action indices (n,) int64 for observations (n, F) of ``apexsim.features``; the arguments are read only."""

@@ -128,6 +128,9 @@ def run_policy(program: Program, policy: Policy, seed: int = 0, concurrency: int
     in_flight = count if lockstep and not policy.persistent else min(concurrency, count)
     rule = np.zeros(kernels.RULES)
     rule[kernels.STEP_S], rule[kernels.SYNC_S] = program.step_s, program.sync_s(policy.methods)
+    rule[kernels.PER_REQUEST] = (
+        policy.scope == "method"
+    )  # only the method chosen at the first block is configured, then
     episodes = make_episodes(program, rule)
     slots, steps, slot = make_slots(arrivals[:in_flight]), make_steps(in_flight), np.arange(in_flight)
     queue, cursor = arrivals[in_flight:].astype(np.int64), np.zeros(1, dtype=np.int64)
@@ -135,7 +138,7 @@ def run_policy(program: Program, policy: Policy, seed: int = 0, concurrency: int
     controller_s = 0.0
     allowed = _allowed(program, policy)
     kernels.begin(program.tables, episodes, slots, slot, steps.obs)
-    policy.reset(slot)
+    policy.reset(slot, program.prompts[arrivals[:in_flight]])
     while slot.size:
         request = slots.request.copy()
         started = time.perf_counter()
@@ -160,7 +163,7 @@ def run_policy(program: Program, policy: Policy, seed: int = 0, concurrency: int
             continue
         alive = slots.request >= 0
         for i in np.flatnonzero((steps.ended > 0) & alive):
-            policy.reset(slot[i : i + 1])
+            policy.reset(slot[i : i + 1], program.prompts[slots.request[i : i + 1]])
         if not alive.all():
             slot = slot[alive]
             slots = Slots(*(part[alive] for part in slots))

@@ -60,7 +60,9 @@ class Bundle:
     @property
     def signals(self) -> set[str]:
         """What the trace records, by column name of the schema without the method: what a policy may need."""
-        return {"accepted", "drafted"} | {column.split(".")[0] for column in self.positions.columns}
+        prompts = {c.name for c in schema.REQUESTS if not c.required and c.name in self.requests.columns}
+        held = {name for name in prompts if self.requests[name].null_count() < self.requests.height}
+        return {"accepted", "drafted"} | held | {column.split(".")[0] for column in self.positions.columns}
 
     @property
     def digest(self) -> str:

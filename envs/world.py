@@ -13,14 +13,14 @@ from gymnasium import spaces
 from apexsim import features, replay, traces
 from apexsim.errors import ApexSimError, UsageError, choices
 from apexsim.fitting import profile_for, residuals
+from apexsim.hindsight import best_rates
 from apexsim.kernels import blocks as kernels
+from apexsim.objective import PROFILES
 from apexsim.program import Program, compile_program, select
 from apexsim.traces import Bundle
 
 CONTROLS = ("depth", "apex", "switch")
 REWARDS = {"time": kernels.REWARD_TIME, "utility": kernels.REWARD_UTILITY, "goodput": kernels.REWARD_GOODPUT}
-UTILITY_WEIGHTS = (0.30, 0.35, 0.15, 0.20)
-"""a_A, a_W, a_G, a_M of APEX-B, the paper's default profile (arXiv:2610.07780, Eq. 25)."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ class World:
         rule[kernels.STEP_S], rule[kernels.WASTE_WEIGHT] = self.program.step_s, config.waste_weight
         rule[kernels.REWARD], rule[kernels.PER_REQUEST] = REWARDS[config.reward], self.per_request
         rule[kernels.SYNC_S] = self.program.sync_s(methods)
-        rule[kernels.WEIGHT_ACCEPTED : kernels.WEIGHT_METHOD + 1] = UTILITY_WEIGHTS
-        best_rate = self._best_rates() if config.reward == "utility" else None
+        rule[kernels.WEIGHT_ACCEPTED : kernels.WEIGHT_METHOD + 1] = PROFILES["b"]  # the paper's default
+        best_rate = best_rates(self.program) if config.reward == "utility" else None
         self.episodes = replay.make_episodes(self.program, rule, best_rate)
         low, high = (np.array([getattr(f, side) for f in features.CONTEXT + features.HISTORY], dtype=np.float32)
                      for side in ("low", "high"))  # fmt: skip
@@ -126,17 +126,6 @@ class World:
                 known = sorted(set(self.workloads.tolist()))
                 raise UsageError(f"reset option workload {options['workload']!r}: allowed: {choices(known)}")
         return np.flatnonzero(keep)
-
-    def _best_rates(self) -> np.ndarray:
-        """(R, M + 1) best request-level tokens per second of a constant depth with each method, and with any (Eqs. 21, 22)."""
-        space, tokens = self.program.space, self.program.tokens
-        rates = np.zeros((tokens.size, len(space.methods) + 1))
-        for m, method in enumerate(space.methods):
-            for depth in space.depths:
-                totals = replay.run_constant(self.program, space.index(method, depth), self.program.sync_s((method,)))
-                rates[:, m] = np.maximum(rates[:, m], tokens / totals.seconds)
-        rates[:, -1] = rates.max(axis=1)
-        return rates
 
 
 _WORLDS: dict[tuple[Any, ...], World] = {}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from apexsim.errors import PolicyError, choices
@@ -23,12 +24,14 @@ class Context:
         seed: Of the policy's own randomness.
         train: Optima of the train split; None where the bundle has none.
         test: Optima of the scored requests: for sim-only policies.
+        checkpoint: Directory of trained weights: what followed ``@`` in the policy's name.
     """
 
     space: ActionSpace
     seed: int = 0
     train: Hindsight | None = None
     test: Hindsight | None = None
+    checkpoint: Path | None = None
 
     def one_method(self, name: str, args: tuple[str, ...]) -> str:
         """The method of ``family:method``; if only one is selected it may be left out."""
@@ -61,6 +64,7 @@ class Spec:
         live: It can drive a live engine; False for policies that read the trace.
         build: Makes the policy from a context and the rest of its name.
         variants: The names ``--policies all`` expands to.
+        trained: It needs a checkpoint, ``name@DIR``.
     """
 
     name: str
@@ -70,6 +74,7 @@ class Spec:
     live: bool
     build: Builder
     variants: Callable[[str, ActionSpace], list[str]]
+    trained: bool = False
 
     def summary(self) -> dict[str, Any]:
         return {
@@ -92,13 +97,14 @@ def register(
     signals: tuple[str, ...] = (),
     live: bool = True,
     variants: Callable[[str, ActionSpace], list[str]] = _per_method,
+    trained: bool = False,
 ) -> Callable[[Builder], Builder]:
     """Registers the builder of a policy under the first part of its name."""
 
     def add(build: Builder) -> Builder:
         if name in _SPECS:
             raise ValueError(f"policy {name!r} is registered twice")
-        _SPECS[name] = Spec(name, family, signals, source, live, build, variants)
+        _SPECS[name] = Spec(name, family, signals, source, live, build, variants, trained)
         return build
 
     return add
@@ -112,15 +118,18 @@ def registry() -> dict[str, Spec]:
 
 
 def find(name: str) -> tuple[Spec, tuple[str, ...]]:
-    """The spec of a policy name and the rest of the name.
+    """The spec of a policy name, ``family[:method[:depth]][@checkpoint]``, and what lies between family and ``@``.
 
     Raises:
-        PolicyError: No such policy.
+        PolicyError: No such policy, or one that takes no checkpoint is given one.
     """
-    family, *args = name.split(":")
+    plain, at, _ = name.partition("@")
+    family, *args = plain.split(":")
     specs = registry()
     if family not in specs:
         raise PolicyError(f"policy {name!r} is unknown; allowed: {choices(specs)}")
+    if at and not specs[family].trained:
+        raise PolicyError(f"policy {name!r}: {family} is not trained and takes no checkpoint")
     return specs[family], tuple(args)
 
 
@@ -145,4 +154,5 @@ def build(name: str, context: Context) -> Policy | Planner:
         PolicyError: Unknown, or it does not fit the methods and depths selected.
     """
     spec, args = find(name)
-    return spec.build(context, args)
+    checkpoint = name.partition("@")[2]
+    return spec.build(replace(context, checkpoint=Path(checkpoint)) if checkpoint else context, args)

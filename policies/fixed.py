@@ -25,7 +25,7 @@ class Fixed:
         self.action = action
         self.methods = methods
 
-    def reset(self, slots: np.ndarray) -> None: ...
+    def reset(self, slots: np.ndarray, prompts: np.ndarray) -> None: ...
 
     def act(self, obs: np.ndarray, slots: np.ndarray) -> np.ndarray:
         return np.full(slots.size, self.action, dtype=np.int64)

@@ -38,7 +38,7 @@ class HfHeuristic:
         self.depth = np.empty(0, dtype=np.int64)  # by slot, as the rule has it
         self.carried = START_DEPTH
 
-    def reset(self, slots: np.ndarray) -> None:
+    def reset(self, slots: np.ndarray, prompts: np.ndarray) -> None:
         if slots.size and slots.max() >= self.depth.size:
             grown = np.full(int(slots.max()) + 1, START_DEPTH)
             grown[: self.depth.size] = self.depth

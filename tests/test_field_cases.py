@@ -15,12 +15,14 @@ import synthetic
 
 from apexsim import metrics, replay
 from apexsim.cost import load_profile
-from apexsim.features import FEATURES, REMAINING_CAP
+from apexsim.features import FEATURES, PROMPT, REMAINING_CAP
 from apexsim.fitting import fit_profile, outliers
 from apexsim.importers import import_trace
 from apexsim.program import compile_program
 from apexsim.protocol import ActionSpace, Outcome
 from policies.heuristics import HfHeuristic
+
+NO_PROMPTS = np.full((1, len(PROMPT)), np.nan, dtype=np.float32)
 
 
 def constant(bundle, method: str, k: int, profile=None):
@@ -112,16 +114,16 @@ def test_case_08_the_depth_schedules_memory():
 
     for transient, start in ((False, 8), (True, 5)):
         policy = HfHeuristic(space, "eagle3", transient)
-        policy.reset(slot)
+        policy.reset(slot, NO_PROMPTS)
         asked = [block(policy, 255, None, None), block(policy, 255, None, None), block(policy, 255, None, 0)]
         assert asked == [5, 7, 9]
         assert policy.depth[0] == 8
-        policy.reset(slot)
+        policy.reset(slot, NO_PROMPTS)
         assert block(policy, 255, None, 0) == start
     policy = HfHeuristic(space, "eagle3", True)
-    policy.reset(slot)
+    policy.reset(slot, NO_PROMPTS)
     assert block(policy, 3, None, 0) == 3  # never more than max_tokens less the tokens emitted
-    policy.reset(slot)
+    policy.reset(slot, NO_PROMPTS)
     block(policy, 255, 2, 2)  # asked 5, proposed 2, both accepted: not a full acceptance of k
     assert policy.depth[0] == 4
     block(policy, 255, 0, 0)  # nothing drafted leaves k unchanged

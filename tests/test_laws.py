@@ -88,8 +88,8 @@ class Recorder:
         self.policy, self.log = policy, []
         self.methods, self.scope, self.persistent = policy.methods, policy.scope, policy.persistent
 
-    def reset(self, slots):
-        self.policy.reset(slots)
+    def reset(self, slots, prompts):
+        self.policy.reset(slots, prompts)
 
     def act(self, obs, slots):
         actions = self.policy.act(obs, slots)

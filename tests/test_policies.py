@@ -11,7 +11,7 @@ import synthetic
 import policies
 from apexsim import replay
 from apexsim.errors import ApexSimError, PolicyError, UsageError
-from apexsim.features import FEATURES
+from apexsim.features import FEATURES, PROMPT
 from apexsim.hindsight import Hindsight
 from apexsim.program import compile_program
 from apexsim.protocol import ActionSpace, Outcome, Policy
@@ -22,6 +22,7 @@ pytestmark = pytest.mark.small
 DOCS = Path(__file__).parent.parent / "docs"
 SPECS = list(policies.registry().values())
 LIVE = [spec for spec in SPECS if spec.live]
+NO_PROMPTS = np.full((6, len(PROMPT)), np.nan, dtype=np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +62,9 @@ def test_actions_are_valid_and_a_batch_equals_singles(spec, program):
         singles = [policies.build(name, context(program)) for _ in range(n)]
         if batch.persistent:
             continue
-        batch.reset(slots)
+        batch.reset(slots, NO_PROMPTS[slots])
         for i, single in enumerate(singles):
-            single.reset(slots[i : i + 1])
+            single.reset(slots[i : i + 1], NO_PROMPTS[i : i + 1])
         for _ in range(20):
             obs = rng.random((n, len(FEATURES)), dtype=np.float32)
             before = obs.copy()
@@ -121,7 +122,7 @@ def test_hf_heuristic_by_hand():
 def test_hf_heuristic_takes_the_deepest_selected_depth_that_is_not_deeper():
     space = ActionSpace(("eagle3",), (0, 1, 2, 4, 8, 16))
     policy = policies.build("hf-heuristic", Context(space))
-    policy.reset(np.array([0]))
+    policy.reset(np.array([0]), NO_PROMPTS[:1])
     obs = np.ones((1, len(FEATURES)), dtype=np.float32)  # remaining = 1: no known limit
     assert space.pairs[int(policy.act(obs, np.array([0]))[0])] == (0, 4)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from apexsim.cli import bench, collect, compare, policies, traces
+from apexsim.cli import bench, collect, compare, policies, traces, train
 from apexsim.errors import ApexSimError, UsageError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.add_typer(traces.app, name="traces")
 app.command("import")(traces.import_)
 app.command("policies")(policies.policies)
 app.command("compare")(compare.compare)
+app.command("train")(train.train)
 app.command("collect")(collect.collect)
 app.command("bench")(bench.bench)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,6 +37,9 @@ def compare(
     concurrency: Annotated[int, typer.Option(help="Requests that share a step; 1 is supported.")] = 1,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of policies with randomness or memory.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Policies replayed at a time.")] = 1,
+    allow_train_overlap: Annotated[
+        bool, typer.Option("--allow-train-overlap", help="Score a trained policy on requests it was trained on.")
+    ] = False,
     charge_controller: Annotated[bool, typer.Option("--charge-controller", help="Add measured decision time.")] = False,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the results go.")] = Path("runs/compare"),
     as_json: Json = False,
@@ -67,6 +71,7 @@ def compare(
         seeds,
         jobs,
         charge_controller,
+        allow_train_overlap,
     )
     report.DIRECTORY.check(out)
     parts: list[Part] = []
@@ -119,6 +124,7 @@ class Choice:
     seeds: int
     jobs: int
     charge_controller: bool
+    allow_train_overlap: bool
 
 
 @dataclass(frozen=True)
@@ -163,6 +169,8 @@ def _replay(name: str, choice: Choice, quiet: bool) -> Part:
         wanted = [policy for policy in wanted if policy != "best-fixed"]
         notes.append("best-fixed is left out: no selected request lies in the train split")
     entries = [entry for policy in wanted for entry in _entries(policy, context, bundle, choice.seeds)]
+    if not choice.allow_train_overlap:
+        _check_overlap(entries, program)
     evaluation = Evaluation(program, known, choice.split, choice.workload, choice.charge_controller)
     with progress(quiet) as bar:
         task = bar.add_task(f"replaying {bundle.name}", total=len(entries))
@@ -183,14 +191,27 @@ def _entries(name: str, context: Context, bundle: Bundle, seeds: int) -> list[En
     from policies import build, find
 
     spec, _ = find(name)
-    missing = [signal for signal in spec.signals if signal not in bundle.signals]
+    first = build(name, context)
+    needed = dict.fromkeys((*spec.signals, *getattr(first, "signals", ())))
+    missing = [signal for signal in needed if signal not in bundle.signals]
     if missing:
         raise PolicyError(f"policy {name!r} is not replayable on {bundle.name}: needs {', '.join(missing)}")
-    first = build(name, context)
     entries = [Entry(name, spec.family, first, 0)]
     if getattr(first, "persistent", False) or getattr(first, "stochastic", False):
         entries += [Entry(name, spec.family, build(name, replace(context, seed=s)), s) for s in range(1, seeds)]
     return entries
+
+
+def _check_overlap(entries: Sequence[Entry], program: Program) -> None:
+    """Refuses to score a trained policy on what it was trained on: the same id, prompt and output length."""
+    scored = set(program.requests.select("request_id", "prompt_tokens", "output_tokens").iter_rows())
+    for entry in entries:
+        known = [request for request in getattr(entry.policy, "trained_requests", ()) if request in scored]
+        if known:
+            raise PolicyError(
+                f"policy {entry.name!r} was trained on {len(known)} of the requests it would be scored on, {known[0][0]!r} among "
+                "them; choose another --split, or give --allow-train-overlap"
+            )
 
 
 def _notes(bundle: Bundle, profile: CostProfile, program: Program) -> list[str]:

@@ -289,6 +289,22 @@ def _observe(context, row, state, i, methods, obs):
 
 
 @njit(cache=True, nogil=True, error_model="numpy", forceinline=True)
+def utility(rate, accepted, wasted, any_best, own_best, weights):
+    """APEX's label (arXiv:2610.07780, Eqs. 23-25) of a block, or of whole requests: numbers or arrays that broadcast.
+
+    ``rate`` in tokens per second, ``accepted`` tokens, ``wasted`` share of the draft, the best constant's rates on the request
+    with any method and with the own one, and ``weights`` a_A, a_W, a_G, a_M.
+    """
+    return (
+        np.log(rate)
+        + weights[0] * np.log(accepted + 0.1)
+        - weights[1] * wasted
+        - weights[2] * np.maximum(0.0, any_best - rate) / any_best
+        - weights[3] * np.maximum(0.0, own_best - rate) / own_best
+    )
+
+
+@njit(cache=True, nogil=True, error_model="numpy", forceinline=True)
 def _gain(e, r, row, method, seconds, drafted, accepted, emitted):
     """The reward of a block, by the rule of the episodes."""
     kind = int(e.rule[REWARD])
@@ -300,14 +316,7 @@ def _gain(e, r, row, method, seconds, drafted, accepted, emitted):
         return rate * e.rule[STEP_S]
     wasted = (drafted - accepted) / drafted if drafted > 0 else 0.0
     any_best = e.best_rate[r, e.best_rate.shape[1] - 1]
-    own_best = e.best_rate[r, method]
-    return (
-        np.log(rate)
-        + e.rule[WEIGHT_ACCEPTED] * np.log(accepted + 0.1)
-        - e.rule[WEIGHT_WASTE] * wasted
-        - e.rule[WEIGHT_ANY] * max(0.0, any_best - rate) / any_best
-        - e.rule[WEIGHT_METHOD] * max(0.0, own_best - rate) / own_best
-    )
+    return utility(rate, accepted, wasted, any_best, e.best_rate[r, method], e.rule[WEIGHT_ACCEPTED:])
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
