@@ -137,7 +137,7 @@ def test_best_fixed_is_chosen_on_the_train_split(program):
 
 
 BAD_NAMES = [
-    ("nope", "policy 'nope' is unknown; allowed: ar, "),
+    ("nope", "policy 'nope' is unknown; allowed: apex-b, "),
     ("ar:eagle3", "takes no further parts"),
     ("fixed", "written fixed:METHOD:K"),
     ("fixed:eagle3:x", "written fixed:METHOD:K"),

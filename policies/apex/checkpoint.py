@@ -157,11 +157,11 @@ def _part(path: Path, name: str, facts: Mapping[str, Any], size: tuple[int, int]
     expected = {
         "mean": (inputs.mean, (len(inputs.names),)),
         "scale": (inputs.scale, (len(inputs.names),)),
-        "admissible": (admissible, size),
         "first.weight": (weights["first.weight"], (hidden, len(inputs.names))),
         "first.bias": (weights["first.bias"], (hidden,)),
         "methods": (weights["methods"], (size[0], hidden)),
         "depths": (weights["depths"], (size[1], hidden)),
+        "admissible": (admissible, size),
         "second.weight": (weights["second.weight"], (hidden, hidden)),
         "utility.weight": (weights["utility.weight"], (1, hidden)),
         "utility.bias": (weights["utility.bias"], (1,)),
